@@ -28,7 +28,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.sequences.sequence import EngineRequest
-from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.factory import ProfiledModels, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers.base import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer
@@ -186,8 +186,8 @@ class Throughput:
         """The policy of a service, which keeps what it has observed of the batches before."""
         limits = self._limits(_SPECULATION)
         profiler = EngineProfiler(limits, self.model, self._tokenizer)
-        none = (None, None, lambda: True)  # of a draft model
-        return make_policy(_SPECULATION.control, limits, self._target, *none, profiler.measure)
+        models = ProfiledModels(self._target, profiler.measure)
+        return make_policy(_SPECULATION.control, limits, models)
 
 
 def _request(index: int, temperature: float) -> EngineRequest:

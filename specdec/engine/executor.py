@@ -11,6 +11,7 @@ from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.factory import (
     MeasureDraft,
     MeasureEngine,
+    ProfiledModels,
     make_policy,
     measure_costs,
 )
@@ -54,29 +55,23 @@ class SpeculationFactory:
         text: tuple[int, ...],
     ) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
-        return make_policy(
-            control,
-            self.plan.engine,
-            target,
-            self.measure_draft,
-            self.plan.draft,
-            self.is_available,
-            measure_engine,
-            text=text,
-            draft_text=self.text,
-        )
+        models = self._profiled(target, measure_engine, text)
+        return make_policy(control, self.plan.engine, models, self.is_available)
 
     def measure_costs(
         self, target: Target, measure_engine: MeasureEngine, text: tuple[int, ...]
     ) -> CostTable:
         """Return the seconds of steps with the configured drafters; call it as `make_policy`."""
-        engine, draft = self.plan.engine, self.plan.draft
+        engine = self.plan.engine
         assert engine.speculation is not None, "nothing drafts"
-        models = target, self.measure_draft, draft
-        costs = measure_costs(
-            engine.speculation, engine, *models, measure_engine, text=text, draft_text=self.text
-        )
-        return costs[None].whole
+        models = self._profiled(target, measure_engine, text)
+        return measure_costs(engine.speculation, engine, models)[None].whole
+
+    def _profiled(
+        self, target: Target, measure_engine: MeasureEngine, text: tuple[int, ...]
+    ) -> ProfiledModels:
+        draft = self.measure_draft, self.plan.draft
+        return ProfiledModels(target, measure_engine, *draft, text, self.text)
 
 
 class Executor(Protocol):

@@ -27,7 +27,7 @@ from specdec.llm.local_executor import LocalExecutor
 from specdec.models.drafters.card import SuiteAcceptance
 from specdec.models.resolve import print_progress
 from specdec.speculation.policy.cost_table import CostTable
-from specdec.speculation.policy.factory import measure_costs
+from specdec.speculation.policy.factory import ProfiledModels, measure_costs
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.ranks import Target
 
@@ -106,10 +106,11 @@ class LoadedModels:
     def lookup_costs(self, most: int) -> CostTable:
         """Return the seconds of steps with up to `most` draft tokens, which are looked up."""
         lookup = SpeculativeConfig.of("ngram", most)
-        measured = self._profiler.measure, self._profiler.text
+        profiler = self._profiler
 
         def measure(target: Target) -> CostTable:
-            return measure_costs(lookup, self._engine, target, None, None, *measured)[None].whole
+            models = ProfiledModels(target, profiler.measure, text=profiler.text)
+            return measure_costs(lookup, self._engine, models)[None].whole
 
         return self._executor.measure(measure)
 

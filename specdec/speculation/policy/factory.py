@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
@@ -35,29 +35,38 @@ _LEFT_OUT_BUDGET_S = 1.0
 _DRAFTING_BUDGET_S = 1.0
 
 
+@dataclass(frozen=True)
+class ProfiledModels:
+    """Loaded models whose steps are measured, before they have sequences.
+
+    measure_engine: measures the engine's own part of a step. measure_draft: passes the draft worker
+    to the profiler; None, like draft_limits, without a draft model. text, draft_text: see
+    CostProfiler.
+    """
+
+    target: Target
+    measure_engine: MeasureEngine
+    measure_draft: MeasureDraft | None = None
+    draft_limits: DraftLimits | None = None
+    text: tuple[int, ...] = ()
+    draft_text: tuple[int, ...] = ()
+
+
 def make_policy(
     control: SpeculationControl,
     config: EngineConfig,
-    target: Target,
-    measure_draft: MeasureDraft | None,
-    draft_limits: DraftLimits | None,
-    is_drafter_available: Callable[[], bool],
-    measure_engine: MeasureEngine,
-    text: tuple[int, ...] = (),
-    draft_text: tuple[int, ...] = (),
+    models: ProfiledModels,
+    is_drafter_available: Callable[[], bool] = lambda: True,
 ) -> SpeculationPolicy | None:
     """Return the policy; None where nothing drafts. Goodput first profiles for 3 to 6 seconds.
 
-    `target` and the draft worker must not have sequences yet. control: the present settings.
-    measure_draft: passes the draft worker to the profiler; None without a draft model.
-    measure_engine: measures the engine's own part of a step. text, draft_text: see CostProfiler.
+    control: the present settings.
     """
     if (speculation := config.speculation) is None:
         return None
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
-        models = target, measure_draft, draft_limits, measure_engine, text, draft_text
-        costs = measure_costs(speculation, config, *models, divides_slots=speculation.divides_slots)
+        costs = measure_costs(speculation, config, models, divides_slots=speculation.divides_slots)
         choosers = _choosers(speculation, costs, config.most_padding_tokens)
     return SpeculationPolicy(
         control,
@@ -109,37 +118,33 @@ class MethodCosts(NamedTuple):
 def measure_costs(
     speculation: SpeculativeConfig,
     config: EngineConfig,
-    target: Target,
-    measure_draft: MeasureDraft | None,
-    draft_limits: DraftLimits | None,
-    measure_engine: MeasureEngine,
-    text: tuple[int, ...] = (),
-    draft_text: tuple[int, ...] = (),
+    models: ProfiledModels,
     *,
     divides_slots: bool = False,
 ) -> dict[str | None, MethodCosts]:
     """Return the seconds of steps with each method, and with all together (None).
 
-    divides_slots: whether to measure what draft tokens that are left out save. The other arguments
-    are those of `make_policy`.
+    divides_slots: whether to measure what draft tokens that are left out save.
     """
     chosen = speculation.num_speculative_tokens, speculation.num_draft_tree_tokens
     rule = speculation.length_rule
     most = max(*chosen, rule.max_tokens if rule else 0)
-    profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
+    profiler = CostProfiler(
+        config, most, time.perf_counter, text=models.text, draft_text=models.draft_text
+    )
     # Beyond the longest chain the table grows with the rows, a little faster than the engine does.
-    engine = measure_engine(min(most, MAX_NUM_SPECULATIVE_TOKENS), _ENGINE_BUDGET_S)
+    engine = models.measure_engine(min(most, MAX_NUM_SPECULATIVE_TOKENS), _ENGINE_BUDGET_S)
     num_held = most if speculation.holds_drafts else 0
 
     def verification(profiler: CostProfiler, budget_s: float) -> CostTable:
-        costs = profiler.verification(target, budget_s)
+        costs = profiler.verification(models.target, budget_s)
         overlaps = config.async_scheduling
         return with_engine(costs, engine, overlaps=overlaps, num_held_drafts=num_held)
 
     tables = _costs_of_target(speculation, profiler, verification, divides_slots=divides_slots)
-    if measure_draft is not None and draft_limits is not None:
-        limits, budget_s = draft_limits, _DRAFTING_BUDGET_S
-        drafting = measure_draft(lambda worker: profiler.drafting(worker, limits, budget_s))
+    limits, budget_s = models.draft_limits, _DRAFTING_BUDGET_S
+    if models.measure_draft is not None and limits is not None:
+        drafting = models.measure_draft(lambda worker: profiler.drafting(worker, limits, budget_s))
         of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = _costs_with_worker(of_lookups, drafting)
     main = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]

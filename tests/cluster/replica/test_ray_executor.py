@@ -335,9 +335,11 @@ def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, execu
     directories = ModelDirectories(target=tmp_path, draft=tmp_path / "draft")
     plan = SimpleNamespace(engine=None, draft=None)
     executor = executor_class(ServeConfig(model="tiny"), directories, plan)
-    policies = []
+    profiled = []
     monkeypatch.setattr(
-        "specdec.engine.executor.make_policy", lambda *_, **own: policies.append(own)
+        "specdec.engine.executor.make_policy",
+        lambda _, config, models, *more: profiled.append(models),
     )
     executor.speculation.make_policy(None, None, None, (1, 2))
-    assert policies == [{"text": (1, 2), "draft_text": (tmp_path / "draft", "text")}]
+    [models] = profiled
+    assert (models.text, models.draft_text) == ((1, 2), (tmp_path / "draft", "text"))

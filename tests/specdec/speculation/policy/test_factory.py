@@ -12,7 +12,12 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.policy.cost_profiler import CostProfiler, TargetCosts, with_engine
 from specdec.speculation.policy.cost_table import CostTable
-from specdec.speculation.policy.factory import _main_place, make_policy, measure_costs
+from specdec.speculation.policy.factory import (
+    ProfiledModels,
+    _main_place,
+    make_policy,
+    measure_costs,
+)
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
@@ -33,9 +38,7 @@ def make(tiny_model_dir, monkeypatch):
         target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
         control = SpeculativeConfig.of().control if speculation is None else speculation.control
         measure_engine = profiler(config).measure if profiler else no_time
-        return make_policy(
-            control, config, target, None, None, lambda: True, measure_engine=measure_engine
-        )
+        return make_policy(control, config, ProfiledModels(target, measure_engine))
 
     return make
 
@@ -161,10 +164,9 @@ def measure(keys, **options):
     speculation = SpeculativeConfig.of(**keys)
     config = engine_config(speculation=speculation)
     limits = DraftLimits(num_blocks=64, block_size=16, max_model_len=64, max_catch_up_tokens=64)
-    models = None, lambda function: CostTable((1,), (1, 3), ((0.001, 0.002),)), limits
-    if speculation.draft_model is None:
-        models = None, None, None
-    return measure_costs(speculation, config, *models, no_time, **options)
+    draft = lambda function: CostTable((1,), (1, 3), ((0.001, 0.002),)), limits
+    models = ProfiledModels(None, no_time, *(draft if speculation.draft_model else ()))
+    return measure_costs(speculation, config, models, **options)
 
 
 @pytest.mark.parametrize("divides_slots", [False, True])
