@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
-logger = logging.getLogger(__name__)
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -54,11 +52,6 @@ def configure(config: LogConfig) -> None:
     for other in logging.getLogger("ray.serve").handlers:
         if type(other) is logging.StreamHandler:  # keep the format of Serve's log files
             other.setFormatter(formatter)
-
-
-def log_progress(line: str) -> None:
-    """Log the progress of a download that has no terminal."""
-    logger.info("%s", line)
 
 
 class TextFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
-from cluster.observability.logs import SERVE_LEVELS, log_progress
+from cluster.observability.logs import SERVE_LEVELS
 from cluster.serve.autoscaling import autoscaling_config
 from cluster.serve.deployment import RouterReplica
 from cluster.serve.draft_pool import draft_pool
@@ -25,6 +25,7 @@ from cluster.workers.ray.resources import (
     placement_strategy,
 )
 from specdec.engine.models.model_detection import with_detected_models
+from specdec.models.resolve import log_progress
 
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.api.serve_proxy.grpc.restate_answers",

@@ -16,7 +16,6 @@ from ray import serve
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import DRAFT_POOL
 from cluster.observability import logs
-from cluster.observability.logs import log_progress
 from cluster.replica.group_specs import draft_spec
 from cluster.serve.autoscaling import LOAD, scaling
 from cluster.serve.node_memory import node_shares
@@ -38,6 +37,7 @@ from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
+from specdec.models.resolve import log_progress
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import InvalidValueError
 

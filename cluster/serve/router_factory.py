@@ -7,7 +7,6 @@ from dataclasses import replace
 from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
-from cluster.observability.logs import log_progress
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.ray.resources import LocatedModels, ReplicaMemory
@@ -16,6 +15,7 @@ from specdec.config.hardware import available_memory_bytes
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models
 from specdec.engine.models.preflight import check_draft_model, check_target
+from specdec.models.resolve import log_progress
 
 
 def make_router(

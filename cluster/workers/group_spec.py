@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.observability.logs import LogConfig, log_progress
+from cluster.observability.logs import LogConfig
 from cluster.workers.transport.transport import Endpoint, Transport
 from specdec.config.engine import (
     DEFAULT_MODEL_OPTIONS,
@@ -16,7 +16,7 @@ from specdec.config.engine import (
     ModelOptions,
 )
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.resolve import resolve, resolve_adapter
+from specdec.models.resolve import log_progress, resolve, resolve_adapter
 from specdec.text.vocab_map import VocabularyMap
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -43,6 +44,8 @@ from specdec.types.errors import ModelNotFoundError, UnsupportedModelError, reas
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
     from specdec.models.hub import Progress
 
+logger = logging.getLogger(__name__)
+
 _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
 )
@@ -54,6 +57,11 @@ _PIP_LIMITS = ("--timeout=15", "--retries=2")
 def print_progress(line: str) -> None:
     """Print one line to standard error, separate from the output of a program."""
     print(line, file=sys.stderr, flush=True)
+
+
+def log_progress(line: str) -> None:
+    """Log one line of a process that has no terminal."""
+    logger.info("%s", line)
 
 
 def resolve(

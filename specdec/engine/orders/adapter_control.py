@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.loaded.adapters import Adapters
 from specdec.engine.models.model_limits import require_draft_adapters
 from specdec.models.lora.peft import AdapterFiles
-from specdec.models.resolve import portable_name, resolve_adapter
+from specdec.models.resolve import log_progress, portable_name, resolve_adapter
 from specdec.types.adapters import AdapterOrder, AdapterReport, AdapterSource, LoRARequest
 from specdec.types.errors import (
     InvalidValueError,
@@ -25,8 +24,6 @@ from specdec.types.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -183,7 +180,7 @@ class AdapterControl:
     ) -> tuple[AdapterSource, int]:
         """Return an adapter of these layers, with its source in any directory, and its rank."""
         source = portable_name(path)
-        directory = resolve_adapter(source, _log)
+        directory = resolve_adapter(source, log_progress)
         files = AdapterFiles.read(directory, self._limits.max_rank)
         if layers is not None:
             files.require_modules(layers)
@@ -264,7 +261,3 @@ def _portable(lora: LoRARequest) -> LoRARequest:
     paths = (lora.lora_path, lora.draft_lora_path)
     path, draft_path = (each and portable_name(each) for each in paths)
     return replace(lora, lora_path=path, draft_lora_path=draft_path)
-
-
-def _log(line: str) -> None:
-    logger.info("%s", line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.loaded.drafter_versions import DrafterVersions
 from specdec.models.heads.config import HeadConfig
-from specdec.models.resolve import portable_name, resolve
+from specdec.models.resolve import log_progress, portable_name, resolve
 from specdec.types.drafters import DrafterOrder, DrafterReport, VersionState
 from specdec.types.errors import NotReadyError, UnsupportedModelError
-
-logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
 """Wait for the ranks of a target to load a head, which can include a download."""
@@ -64,7 +61,7 @@ class DrafterControl:
 
     def _checked(self, path: str) -> Path:
         """Return the directory of a head that can take the place of the served one."""
-        directory = resolve(path, progress=_log, may_be_pickled=True)
+        directory = resolve(path, progress=log_progress, may_be_pickled=True)
         served = self._served
         if served.max_loaded_versions == 1:
             raise UnsupportedModelError(f"{served.method} cannot be replaced while it runs")
@@ -98,7 +95,3 @@ class DrafterControl:
         versions = self._versions
         snapshot = versions.snapshot()
         return DrafterReport(replica_id, snapshot, versions.is_pinned, versions.num_rollbacks)
-
-
-def _log(line: str) -> None:
-    logger.info("%s", line)
