@@ -26,7 +26,6 @@ from specdec.speculation.proposers import load_corpora
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafters import CONFIGURED_VERSION, HeadFile
 from specdec.types.errors import BadLogitsError
-from specdec.types.messages import BASE_MODEL
 
 Config = TypeVar("Config", bound=LLMConfig)
 
@@ -156,7 +155,3 @@ class EngineSetup(Generic[Config]):
             self._models.head.describe()[0],
         )
         return result.acceptance
-
-    def adapter_id(self, name: str) -> int:
-        """Return the id of a named adapter, BASE_MODEL for another name. From any thread."""
-        return BASE_MODEL if self.adapters is None else self.adapters.ids.get(name, BASE_MODEL)

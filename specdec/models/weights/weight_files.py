@@ -70,11 +70,6 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
     return headers
 
 
-def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor in `files` by name; raises as `read_headers` does."""
-    return {name: header.shape for name, header in read_headers(files).items()}
-
-
 def indexed_names(index: Path) -> list[str]:
     """Return the names of the files in an index, sorted. Raises UnsupportedModelError."""
     try:

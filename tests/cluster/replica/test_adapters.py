@@ -264,8 +264,7 @@ async def test_a_request_that_loses_the_race_with_an_unload_is_refused(router, m
     encode = router.text.encode
 
     async def encode_slowly(prompt, **options):
-        adapter_id = router.setup.adapter_id("sql")
-        if adapter_id:
+        if "sql" in router.adapter_ids:
             await router.order_adapter(AdapterOrder.unload("sql"))
         return await encode(prompt, **options)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from specdec.models.weights.pickled_tensors import PickledTensors
-from specdec.models.weights.weight_files import find_weight_files, read_shapes
+from specdec.models.weights.weight_files import find_weight_files, read_headers
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.weights.test_checkpoint import WritesAFile
 
@@ -29,7 +29,7 @@ def test_shapes_of_one_file(tmp_path, name):
     write(tmp_path / name)
     files = find_weight_files(tmp_path)
     assert files == (tmp_path / name,)
-    assert read_shapes(files) == SHAPES
+    assert {name: each.shape for name, each in read_headers(files).items()} == SHAPES
 
 
 @pytest.mark.parametrize("stem", ["model.safetensors", "pytorch_model.bin"])
@@ -42,7 +42,7 @@ def test_files_of_an_index(tmp_path, stem):
     (tmp_path / f"{stem}.index.json").write_text(json.dumps({"weight_map": weight_map}))
     files = find_weight_files(tmp_path)
     assert [path.parent for path in files] == [tmp_path] * 2, "no file outside the directory"
-    assert read_shapes(files) == SHAPES
+    assert {name: each.shape for name, each in read_headers(files).items()} == SHAPES
     (tmp_path / f"part-a{suffix}").unlink()
     with pytest.raises(UnsupportedModelError, match=r"names part-a.* which does not exist"):
         find_weight_files(tmp_path)
@@ -67,7 +67,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path, is_zip):
     content = {**TENSORS, "c": WritesAFile(tmp_path / "ran")}
     torch.save(content, path, _use_new_zipfile_serialization=is_zip)
     with pytest.raises(UnsupportedModelError, match="objects other than tensors"):
-        read_shapes([path])
+        read_headers([path])
     assert not (tmp_path / "ran").exists()
     torch.load(path, weights_only=False)
     assert (tmp_path / "ran").exists(), "the file would have created it"
@@ -85,7 +85,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path, is_zip):
 def test_pickled_content_other_than_named_tensors(tmp_path, content, words):
     torch.save(content, tmp_path / "a.bin")
     with pytest.raises(UnsupportedModelError, match=words):
-        read_shapes([tmp_path / "a.bin"])
+        read_headers([tmp_path / "a.bin"])
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -98,7 +98,7 @@ def test_pickled_content_other_than_named_tensors(tmp_path, content, words):
 def test_unreadable_files(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UnsupportedModelError) as caught:
-        read_shapes([tmp_path / name])
+        read_headers([tmp_path / name])
     assert "\n" not in str(caught.value)
     assert name in str(caught.value)
 
