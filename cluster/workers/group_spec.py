@@ -16,7 +16,7 @@ from specdec.config.engine import (
     ModelOptions,
 )
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.resolve import log_progress, resolve, resolve_adapter
+from specdec.models.resolve import log_progress, resolve
 from specdec.text.vocab_map import VocabularyMap
 
 
@@ -36,20 +36,6 @@ class ModelSource:
         if self.directory.is_dir():
             return self.directory
         return resolve(self.name, progress=log_progress, may_be_pickled=self.may_be_pickled)
-
-
-@dataclass(frozen=True)
-class AdapterSource:
-    """An adapter by the name in the order to load it, and its directory on the Router's node."""
-
-    name: str
-    directory: Path
-
-    def here(self) -> Path:
-        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
-        if self.directory.is_dir():
-            return self.directory
-        return resolve_adapter(self.name, log_progress)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from cluster.workers.group_spec import AdapterSource
 from cluster.workers.messages.adapter_messages import load_report, order_in
 from cluster.workers.messages.frames import Frames
+from specdec.models.resolve import log_progress, resolve_adapter
 from specdec.worker import ModelRunner
 
 
@@ -17,5 +18,10 @@ def execute_adapter_order(runner: ModelRunner, rank: int, frames: Frames) -> Ite
     if isinstance(order, int):
         runner.adapters.unload(order)
         return
-    fault = runner.adapters.load(order, lambda *source: AdapterSource(*source).here())
+    fault = runner.adapters.load(order, _find)
     yield load_report(rank, order.adapter_id, fault)
+
+
+def _find(source: str, directory: Path) -> Path:
+    """Return the directory of an adapter on this node: the Router's, or a download."""
+    return directory if directory.is_dir() else resolve_adapter(source, log_progress)
