@@ -11,7 +11,7 @@ from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
 from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
-    from cluster.cli.training.drafter_report import DrafterReport
+    from cluster.cli.training.drafter_report import DrafterSpeedReport
     from specdec.config.engine import DTypeName, ModelImpl, ModelOptions
     from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
@@ -169,8 +169,8 @@ def _report(name: str, precision: Precision, num_ranks: int, options: ModelOptio
     return report_model(directory, precision, num_ranks, options, drafters)
 
 
-def _drafters(name: str, precision: Precision, kernels: str) -> DrafterReport:
-    from cluster.cli.training.drafter_report import DrafterReport
+def _drafters(name: str, precision: Precision, kernels: str) -> DrafterSpeedReport:
+    from cluster.cli.training.drafter_report import DrafterSpeedReport
     from specdec.config.llm import LLMConfig
     from specdec.config.model_aliases import ALIASES
     from specdec.llm.drafter_choice import speeds_of_alias
@@ -179,11 +179,11 @@ def _drafters(name: str, precision: Precision, kernels: str) -> DrafterReport:
     settings = {"dtype": precision.dtype, "quantization": quantization, "kernels": kernels}
     config = LLMConfig.from_mapping({"model": name, **settings})
     speeds = speeds_of_alias(config, print_stderr)
-    return DrafterReport.of(ALIASES[name].drafters, speeds)
+    return DrafterSpeedReport.of(ALIASES[name].drafters, speeds)
 
 
 def _print_report(
-    found: ModelReport, decoder: str, speeds: DrafterReport | None, *, as_json: bool
+    found: ModelReport, decoder: str, speeds: DrafterSpeedReport | None, *, as_json: bool
 ) -> None:
     """Print a report, and exit with another code for a checkpoint with faults."""
     if as_json:

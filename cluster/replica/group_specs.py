@@ -14,7 +14,7 @@ from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.proposers import DraftVocabulary
 
 if TYPE_CHECKING:  # imports Ray, which reads the environment when it is imported
-    from cluster.workers.group_spec import GroupSpec, HeadSource
+    from cluster.workers.group_spec import GroupSpec, HeadSpec
 
 _DRAFT_TIMEOUT_S = 10.0
 """Streams wait for drafts; a slower draft worker is better restarted."""
@@ -34,7 +34,7 @@ def target_spec(
         config.quantization_method,
         replicas_per_node,
     )
-    return replace(spec, head=_head_source(config, directories))
+    return replace(spec, head=_head_spec(config, directories))
 
 
 def draft_spec(
@@ -61,8 +61,8 @@ def draft_spec(
     return replace(spec, vocabulary=vocabulary.shared)
 
 
-def _head_source(config: ServeConfig, directories: ModelDirectories) -> HeadSource | None:
-    from cluster.workers.group_spec import HeadSource, ModelSource
+def _head_spec(config: ServeConfig, directories: ModelDirectories) -> HeadSpec | None:
+    from cluster.workers.group_spec import HeadSpec, ModelSource
 
     method, directory = config.head, directories.head
     if method is None or directory is None:
@@ -71,7 +71,7 @@ def _head_source(config: ServeConfig, directories: ModelDirectories) -> HeadSour
         method.model or config.model, directory, may_be_pickled=method.model is not None
     )
     token_map = method.speculative_token_map
-    return HeadSource(model, method.quantization, method.window, token_map, method.name)
+    return HeadSpec(model, method.quantization, method.window, token_map, method.name)
 
 
 def _group_spec(

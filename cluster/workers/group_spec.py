@@ -39,7 +39,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class HeadSource:
+class HeadSpec:
     """A draft head beside a target; the fields after `model` are as in `HeadFiles`."""
 
     model: ModelSource
@@ -79,7 +79,7 @@ class GroupSpec:
     step_timeout_s: float
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
-    head: HeadSource | None = None
+    head: HeadSpec | None = None
     gpus_per_rank: float = 1.0
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
     disable_custom_all_reduce: bool = False

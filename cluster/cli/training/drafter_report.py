@@ -29,7 +29,7 @@ class DrafterRow:
 
 
 @dataclass(frozen=True)
-class DrafterReport:
+class DrafterSpeedReport:
     """Speeds of the drafters of an alias, fastest first. notes: what else decided the choice."""
 
     plain_tokens_per_s: float
@@ -39,7 +39,7 @@ class DrafterReport:
     notes: Sequence[str]
 
     @classmethod
-    def of(cls, drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds) -> DrafterReport:
+    def of(cls, drafters: Sequence[ShippedDrafter], speeds: DrafterSpeeds) -> DrafterSpeedReport:
         """Return the report of measured speeds."""
         chosen = speeds.choose(drafters)
         rows = [_row(each, speeds, is_chosen=each == chosen) for each in drafters]

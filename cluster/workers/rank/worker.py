@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cluster.workers.cpu_scheduling import threads_per_worker
-from cluster.workers.group_spec import ALONE, GroupSpec, HeadSource, Peers
+from cluster.workers.group_spec import ALONE, GroupSpec, HeadSpec, Peers
 from cluster.workers.messages.frames import Frames
 from cluster.workers.messages.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.rank.draft_steps import DraftSteps
@@ -50,7 +50,7 @@ StepFunction = Callable[[Frames, HasMessage], Iterator[Frames]]
 """Executes one step; yields each answer before the work that follows it."""
 
 
-def _head_files(head: HeadSource) -> HeadFiles:
+def _head_files(head: HeadSpec) -> HeadFiles:
     own = head.quantization, head.window, head.token_map, head.method
     return HeadFiles(head.model.here(), *own)
 

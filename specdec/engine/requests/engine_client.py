@@ -84,7 +84,7 @@ class EngineClient(ABC):
         """
         preparation = preparation or Preparation(request.request_id)
         self._admit(request, metrics, preparation)
-        text = None if request.params.stop else OutputText(request, self._get_tokenizer())
+        text = None if request.params.stop else OutputDetokenizer(request, self._get_tokenizer())
         finished, stream = False, self._open(request, metrics, preparation, deadline)
         try:
             own, is_silent = request.for_stream(stream.unique_id), on_admitted is None
@@ -156,7 +156,7 @@ class EngineClient(ABC):
         self._streams.abort(is_ended)
 
 
-class OutputText:
+class OutputDetokenizer:
     """Makes the text of the choices of a request without stop strings.
 
     The engine makes that of the others, since a stop string ends a sequence in the step that

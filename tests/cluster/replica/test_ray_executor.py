@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor, ReplicaExecutor
-from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
+from cluster.workers.group_spec import HeadSpec, ModelSource, RankPlace
 from cluster.workers.groups.roles import DRAFT
 from cluster.workers.rank.actor import DraftWorker
 from cluster.workers.shared_draft.draft_seats import Seat
@@ -143,9 +143,7 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     models.load(PLACEMENT)
     assert started.draft == []
     source = ModelSource(str(head), head, may_be_pickled=True)
-    assert started.target[0].spec.head == HeadSource(
-        source, "int8", None, "./tokens.json", "medusa"
-    )
+    assert started.target[0].spec.head == HeadSpec(source, "int8", None, "./tokens.json", "medusa")
     assert isinstance(models.speculation.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.cli.training.drafter_report import DrafterReport
+from cluster.cli.training.drafter_report import DrafterSpeedReport
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.llm.drafter_speeds import DrafterSpeeds
 
@@ -26,7 +26,7 @@ def with_draft(speeds, *rounds):
 
 
 def test_drafters_are_listed_by_speed(speeds):
-    assert DrafterReport.of(DRAFTERS, speeds).lines() == [
+    assert DrafterSpeedReport.of(DRAFTERS, speeds).lines() == [
         "expected speed of one stream, medians of 5 alternating rounds",
         "drafter    runs in         tokens/s  gain  rounds",
         "draft      target's ranks  200       2.00  2.00 to 2.00  chosen",
@@ -37,14 +37,14 @@ def test_drafters_are_listed_by_speed(speeds):
 
 
 def test_equally_fast_drafters_are_named(speeds):
-    report = DrafterReport.of(DRAFTERS, with_draft(speeds, 1.5, 1.55, 1.6, 1.65, 1.7))
+    report = DrafterSpeedReport.of(DRAFTERS, with_draft(speeds, 1.5, 1.55, 1.6, 1.65, 1.7))
     assert report.notes == ["head is the default of the equally fast head, draft"]
     assert report.is_settled
     assert [row.name for row in report.rows if row.is_chosen] == ["head"]
 
 
 def test_rounds_that_differ_are_reported(speeds):
-    report = DrafterReport.of(DRAFTERS, with_draft(speeds, 1.2, 1.4, 1.6, 1.8, 2.0))
+    report = DrafterSpeedReport.of(DRAFTERS, with_draft(speeds, 1.2, 1.4, 1.6, 1.8, 2.0))
     assert report.lines()[-1] == (
         "drafter head, the default: speeds differ by 25% between rounds, as under other load; "
         "they are not stored"

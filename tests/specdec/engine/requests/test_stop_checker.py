@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.engine.requests.engine_client import OutputText
+from specdec.engine.requests.engine_client import OutputDetokenizer
 from specdec.engine.requests.stop_checker import append, extend
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -127,7 +127,7 @@ def test_outputs_without_text_are_the_same_but_for_it_which_a_reader_makes(
     )
     assert any(each.text for each in with_text)
     assert without == [each._replace(text="", text_lengths=()) for each in with_text]
-    text = OutputText(asked, Tokenizer(tiny_model_dir))
+    text = OutputDetokenizer(asked, Tokenizer(tiny_model_dir))
     assert [text.complete(each) for each in without] == with_text
 
 
