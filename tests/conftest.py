@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,26 @@ def pytest_collection() -> None:
 
     settings.register_profile("tests", deadline=None)
     settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
+    """Make no more than one test of those of a function that the expression of -m leaves out.
+
+    They are two fifths of all, and each process would make them before pytest deselects them. Of
+    other expressions than `not slow and not ...` all tests are made.
+    """
+    yield
+    expression = metafunc.config.getoption("markexpr")
+    left_out = set() if " or " in expression else {*expression.split(" and ")}
+    kept = [
+        call
+        for call in metafunc._calls
+        if left_out.isdisjoint(
+            f"not {mark.name}" for mark in (*call.marks, *metafunc.definition.iter_markers())
+        )
+    ]
+    metafunc._calls = kept or metafunc._calls[:1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
