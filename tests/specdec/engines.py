@@ -37,7 +37,6 @@ from specdec.speculation.proposers import (
     Proposer,
     SentRow,
 )
-from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterSource
 from specdec.types.errors import SpecdecError
 from specdec.types.messages import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
@@ -51,6 +50,7 @@ from specdec.worker import (
     load_draft_runner,
     load_runner,
 )
+from tests.specdec.shared_tokenizers import tokenizer_of
 
 Adapter = Path | None
 
@@ -166,7 +166,7 @@ def make_engine(
     clock: Callable[[], float] = time.perf_counter,
     drafters: DrafterVersions | None = None,
 ) -> Engine:
-    model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
+    model, tokenizer = ModelConfig.from_directory(directory), tokenizer_of(directory)
     limits = config.adapters
     drafter = proposer if isinstance(proposer, DraftModelProposer) else None
     return Engine(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.text.grammar.compiler import GrammarCompiler
-from specdec.text.tokenizer import Tokenizer
+from tests.specdec.shared_tokenizers import tokenizer_of
 
 
 def grammar_compiler(directory: Path) -> GrammarCompiler:
@@ -16,7 +16,7 @@ def grammar_compiler(directory: Path) -> GrammarCompiler:
     """
     model = ModelConfig.from_directory(directory)
     return GrammarCompiler(
-        Tokenizer(directory),
+        tokenizer_of(directory),
         model.vocab_size,
         model.eos_token_ids,
         tries_first=False,
