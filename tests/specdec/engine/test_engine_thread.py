@@ -4,7 +4,6 @@
 import asyncio
 import sys
 import threading
-import time
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -26,22 +25,23 @@ from specdec.types.messages import VerifiedRow
 from specdec.types.request import OWN_PROCESS
 from tests.specdec.engine.requests.test_remote_streams import Sink
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
+from tests.waiting import eventually
 
 PROMPT = [11, 12, 13, 11, 12]
 
 
 class GatedTarget(HashTarget):
-    """Waits at a semaphore in each step, and may then fail."""
+    """Waits at a semaphore in each step, and may then fail. has_arrived: at the semaphore."""
 
     def __init__(self) -> None:
         super().__init__(block_size=4, vocab_size=383)
         self.gate = threading.Semaphore(10_000)
-        self.step_s = 0.0
+        self.has_arrived = False
         self.error: Exception | None = None
 
     def collect(self):
+        self.has_arrived = True
         self.gate.acquire()
-        time.sleep(self.step_s)
         if self.error is not None:
             raise self.error
         return super().collect()
@@ -78,15 +78,26 @@ async def tokens_of(loop, each):
     return [token async for output in loop.generate(each) for token in output.token_ids]
 
 
+async def stepping(target, awaitable):
+    """Release a closed gate step by step until an awaitable has its result, and return that."""
+    task = asyncio.ensure_future(awaitable)
+    while not task.done():
+        if target.has_arrived:
+            target.has_arrived = False
+            target.gate.release()
+        await asyncio.sleep(0.001)
+    return await task
+
+
 async def test_stats_include_ended_requests_immediately(loop, target):
-    target.step_s = 0.005
+    target.gate = threading.Semaphore(0)
     others = asyncio.create_task(tokens_of(loop, request("others", [1, 2], max_tokens=150)))
     for index in range(5):
         before = loop.last_stats.counts.num_generated_tokens
-        await tokens_of(loop, request("one", [3, 4], max_tokens=3 + index))
+        await stepping(target, tokens_of(loop, request("one", [3, 4], max_tokens=3 + index)))
         assert loop.last_stats.counts.num_generated_tokens >= before + 3 + index
     assert not others.done()
-    target.step_s = 0.0
+    target.gate.release(10_000)
     await others
     assert loop.last_stats.counts.num_generated_tokens == 150 + sum(range(3, 8))
 
@@ -153,10 +164,11 @@ async def test_each_choice_counts_towards_the_limit_until_it_ends(loop, target):
 
 
 async def test_leaving_a_stream_aborts_all_its_choices(loop, target):
-    target.step_s = 0.01
+    target.gate = threading.Semaphore(0)
     async with aclosing(loop.generate(request("r", PROMPT, n=3, max_tokens=100))) as outputs:
-        await anext(outputs)
-    stats = await loop.stats()
+        await stepping(target, anext(outputs))
+        assert (await stepping(target, loop.stats())).num_running == 3
+    stats = await stepping(target, loop.stats())
     assert (stats.num_running, stats.num_waiting) == (0, 0)
     assert stats.num_free_blocks == stats.num_blocks
 
@@ -182,11 +194,11 @@ async def test_an_error_of_one_request_ends_only_its_stream(tiny_model_dir):
 
 
 async def test_leaving_a_stream_aborts_its_request(loop, target):
-    target.step_s = 0.01  # so that it still runs when the stats are read
+    target.gate = threading.Semaphore(0)
     async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
-        await anext(outputs)
-        assert (await loop.stats()).num_running == 1
-    stats = await loop.stats()
+        await stepping(target, anext(outputs))
+        assert (await stepping(target, loop.stats())).num_running == 1
+    stats = await stepping(target, loop.stats())
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
 
 
@@ -229,9 +241,9 @@ async def test_close_ends_open_streams_and_rejects_new_ones(tiny_model_dir, targ
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
     target.gate = threading.Semaphore(2)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: target.has_arrived)
     closing = asyncio.create_task(loop.close())
-    await asyncio.sleep(0.05)
+    await eventually(lambda: loop._commands)
     target.gate.release(10_000)  # only now, so that the request is still open
     await closing
     with pytest.raises(NotReadyError, match="shutting down"):
@@ -327,8 +339,7 @@ async def test_no_step_runs_when_the_only_request_has_expired(loop, monkeypatch)
 async def test_an_unread_ended_request_does_not_count_towards_the_limit(loop, unjoined):
     outputs = loop.generate(request("r", PROMPT))
     await anext(outputs)
-    while loop.num_streams:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not loop.num_streams)
     loop.require_room()
     assert len([output async for output in outputs]) > 0
 
@@ -337,9 +348,7 @@ async def test_an_unread_failed_request_does_not_count_towards_the_limit(tiny_mo
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), NanTarget()))
     outputs = loop.generate(request("r", [11, 12], n=3))
     await anext(outputs)
-    async with asyncio.timeout(10):
-        while loop.num_sequences:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not loop.num_sequences)
     assert loop.num_streams == 0
     with pytest.raises(BadLogitsError):
         _ = [each async for each in outputs]

@@ -19,6 +19,7 @@ from specdec.types.errors import (
 )
 from tests.specdec.engine.test_engine_thread import PROMPT, GatedTarget, tokens_of
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -39,23 +40,30 @@ async def test_streams_pause_while_the_target_restarts(tiny_model_dir, target):
     successor = HashTarget(block_size=4, vocab_size=383)
 
     def restart():
-        made.wait(10)
+        made.wait(30)
         return successor
 
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
-    target.step_s = 0.01
-    running = asyncio.create_task(tokens_of(loop, request("running", PROMPT, max_tokens=60)))
-    await asyncio.sleep(0.1)
+    target.gate = threading.Semaphore(5)
+    received = []
+
+    async def receive():
+        async for output in loop.generate(request("running", PROMPT, max_tokens=60)):
+            received.extend(output.token_ids)
+
+    running = asyncio.create_task(receive())
+    await eventually(lambda: received)
     target.error = TargetFailedError("lost")
-    while not loop.is_recovering:
-        await asyncio.sleep(0.01)
+    target.gate.release()
+    await eventually(lambda: loop.is_recovering)
     late = replace(request("late", PROMPT), queue_deadline_s=time.monotonic() + 0.2)
     with pytest.raises(OverloadedError, match="past its deadline"):
         await tokens_of(loop, late)
     waiting = asyncio.create_task(tokens_of(loop, request("waiting", PROMPT)))
     await asyncio.sleep(0.05)
     made.set()
-    assert await running == successor.continuation(PROMPT, 60)
+    await running
+    assert received == successor.continuation(PROMPT, 60)
     assert await waiting == successor.continuation(PROMPT, 24)
     await loop.close()
 
@@ -70,13 +78,10 @@ async def test_stats_include_requests_that_arrive_while_the_target_restarts(tiny
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
     target.error = TargetFailedError("lost")
     streams = [asyncio.create_task(tokens_of(loop, request("running", PROMPT)))]
-    while not loop.is_recovering:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: loop.is_recovering)
     for index in range(5):
         streams.append(asyncio.create_task(tokens_of(loop, request(f"r{index}", PROMPT))))
-    async with asyncio.timeout(10):
-        while loop.last_stats.num_waiting < 5:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: loop.last_stats.num_waiting == 5)
     made.set()
     await asyncio.gather(*streams)
     await loop.close()
@@ -241,8 +246,7 @@ async def test_streams_fail_if_the_engine_thread_ends_by_an_error(
     loop = EngineThread(engine, lambda: restarted.wait(10))
     target.error = TargetFailedError("lost")
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
-    while not loop.is_recovering:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: loop.is_recovering)
     monkeypatch.setattr(engine, "expire", Mock(side_effect=KeyError("a bug of ours")))
     with pytest.raises(TargetFailedError, match="engine error"):
         await asyncio.wait_for(stream, 10)

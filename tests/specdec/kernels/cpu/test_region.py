@@ -98,7 +98,7 @@ def test_server_rejects_another_user(world_writable_address):
     def connect():
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(world_writable_address))
-        connection.settimeout(2)
+        connection.settimeout(30)
         return 0 if connection.recv(1) == b"" else 1
 
     first = threading.Thread(target=serve)

@@ -24,6 +24,7 @@ from specdec.types.errors import GrammarError, InvalidValueError, OverloadedErro
 from specdec.types.request import Caller
 from specdec.types.sampling.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
+from tests.waiting import wait_until
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
 BAD = {
@@ -241,9 +242,13 @@ def test_real_bombs_delay_another_caller_by_one_compilation(tokenizer):
         compiler.submit(StructuredOutput(json_schema=_slow_number(number)), Caller("bomber"))
         for number in range(10)
     ]
-    time.sleep(0.2)
-    assert compiler.submit(StructuredOutput(regex="[a-z]+"), Caller("user")).result(60).matcher()
-    assert sum(each.done() for each in bombs) <= NUM_THREADS
+    wait_until(lambda: len(compiler._queue) <= len(bombs) - NUM_THREADS)
+    num_done = [sum(each.done() for each in bombs)]
+    compiled = compiler.submit(StructuredOutput(regex="[a-z]+"), Caller("user"))
+    compiled.add_done_callback(lambda _: num_done.append(sum(each.done() for each in bombs)))
+    assert compiled.result(60).matcher()
+    wait_until(lambda: len(num_done) == 2)
+    assert num_done[1] - num_done[0] <= NUM_THREADS
     compiler.close()
 
 
