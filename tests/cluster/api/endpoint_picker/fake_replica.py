@@ -17,9 +17,9 @@ from cluster.api.endpoint_picker.scraper import ScrapeConfig
 from cluster.api.endpoint_picker.server import SERVICE, PickerConfig, PickerServer
 from protos.ext_proc import external_processor_pb2 as pb
 from tests.cluster.http_server import running_server
+from tests.waiting import eventually
 
 INTERVAL_S = 0.02
-DEADLINE_S = 10.0
 
 
 @dataclass
@@ -33,6 +33,7 @@ class FakeReplica:
     metrics: str = "vllm:num_requests_running 0\nvllm:num_requests_waiting {waiting}\n"
     set_cookie: str = ""
     address: str = ""
+    may_answer: asyncio.Event | None = None
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -40,6 +41,8 @@ class FakeReplica:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.requests.append((scope["path"], scope["query_string"].decode(), headers))
         await asyncio.sleep(self.delay_s)
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         status, body = self._answer(scope["path"])
         headers = [(b"set-cookie", self.set_cookie.encode())] if self.set_cookie else []
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -116,12 +119,6 @@ async def chosen_after_headers(stream: Any, body: dict[str, Any] | None = None) 
         return int(answer.immediate_response.status.code)
     assert (await stream.read()).HasField("request_body")
     return str(MessageToDict(answer.dynamic_metadata)["envoy.lb"][DESTINATION])
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -7,7 +7,8 @@ from cluster.api.endpoint_picker import pool_scaler
 from cluster.api.endpoint_picker.external_scaler import METRIC, SERVICE
 from cluster.control import replica_scaler
 from protos.external_scaler import external_scaler_pb2 as pb
-from tests.cluster.api.endpoint_picker.fake_replica import FakeReplica, eventually, picking
+from tests.cluster.api.endpoint_picker.fake_replica import FakeReplica, picking
+from tests.waiting import eventually
 
 SLO = "ttft:2000 tpot:40"
 METRICS = """

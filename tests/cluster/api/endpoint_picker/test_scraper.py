@@ -11,10 +11,10 @@ from cluster.api.endpoint_picker.server import PickerConfig
 from tests.cluster.api.endpoint_picker.fake_replica import (
     INTERVAL_S,
     FakeReplica,
-    eventually,
     picking,
     running_picker,
 )
+from tests.waiting import eventually
 
 OWN = "specdec:num_requests_running 0\nspecdec:replica_ready {}\n"
 

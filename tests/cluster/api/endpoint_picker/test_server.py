@@ -20,16 +20,15 @@ from cluster.api.endpoint_picker.server import (
 from protos.ext_proc import external_processor_pb2 as pb
 from specdec.types.errors import InvalidValueError
 from tests.cluster.api.endpoint_picker.fake_replica import (
-    DEADLINE_S,
     FakeReplica,
     Picking,
     chosen,
     chosen_after_headers,
-    eventually,
     picking,
     running_picker,
 )
 from tests.e2e.conftest import free_ports
+from tests.waiting import DEADLINE_S, eventually
 
 ADDRESS = "10.0.0.1:8000"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -154,39 +153,51 @@ async def test_small_parts_of_bodies_have_a_limit_together(monkeypatch):
         await eventually(lambda: endpoint.choices == {"unread": 1})
 
 
-async def test_requests_of_a_proxy_that_has_vanished_end(monkeypatch):
-    """It sends nothing, not even the end of its connections, as a node without power."""
+@pytest.mark.parametrize("vanishes", [False, True])
+async def test_requests_of_a_proxy_that_has_vanished_end(monkeypatch, vanishes):
+    """It sends nothing, not even the end of its connections, as a node without power.
+
+    An idle proxy that answers pings stays.
+    """
     monkeypatch.setattr(server, "_KEEPALIVE_S", 0.1)
-    monkeypatch.setattr(server, "_KEEPALIVE_TIMEOUT_S", 0.1)
-    async with picking(FakeReplica()) as picker, vanishing(picker.server.port) as (port, vanish):
+    monkeypatch.setattr(server, "_KEEPALIVE_TIMEOUT_S", 0.1 if vanishes else 30.0)
+    async with picking(FakeReplica()) as picker, relayed(picker.server.port) as relay:
+        port, vanish, to_proxy = relay
         [endpoint] = picker.server.pool.endpoints
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stream = Picking(picker.server, channel).call()
             await chosen(stream)
-            await asyncio.sleep(0.5)
-            assert endpoint.num_open == 1, "an idle proxy that answers pings stays"
-            vanish.set()
-            await eventually(lambda: endpoint.num_open == 0)
+            if vanishes:
+                vanish.set()
+                await eventually(lambda: endpoint.num_open == 0)
+            else:
+                num_before = len(to_proxy)  # a ping follows the answer to the one before
+                await eventually(lambda: len(to_proxy) > num_before + 3)
+                assert endpoint.num_open == 1
 
 
 @asynccontextmanager
-async def vanishing(port):
-    """Forward connections to a port; yield the port to connect to, and the event that ends it."""
-    vanished = asyncio.Event()
+async def relayed(port):
+    """Forward connections to a port.
 
-    async def copy(reader, writer):
+    Yield the port to connect to, the event that ends it, and the parts that came back so far.
+    """
+    vanished, back = asyncio.Event(), []
+
+    async def copy(reader, writer, parts):
         while (data := await reader.read(2**16)) and not vanished.is_set():
+            parts.append(data)
             writer.write(data)
         await asyncio.Event().wait()
 
     async def connect(reader, writer):
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
-        for pair in ((reader, to_writer), (to_reader, writer)):
+        for pair in ((reader, to_writer, []), (to_reader, writer, back)):
             copies.append(asyncio.create_task(copy(*pair)))
 
     copies = []
     listener = await asyncio.start_server(connect, "127.0.0.1", 0)
-    yield listener.sockets[0].getsockname()[1], vanished
+    yield listener.sockets[0].getsockname()[1], vanished, back
     for each in copies:
         each.cancel()
     listener.close()
@@ -215,7 +226,7 @@ async def eventually_status(channel, name, status):
 
 async def test_health_is_that_of_the_protocol():
     """It is alive at once, and ready after the first scrapes."""
-    replica = FakeReplica(delay_s=0.2)
+    replica = FakeReplica(may_answer=asyncio.Event())
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(replica.running())
         config = PickerConfig(endpoints=(replica.address,))
@@ -224,6 +235,7 @@ async def test_health_is_that_of_the_protocol():
         for name in ("", READINESS, SERVICE):
             assert await health(picker.channel, name) == NOT_SERVING
         assert await picker.pick() == 503
+        replica.may_answer.set()
         await picker.until_up(replica.address)
         for name in ("", READINESS, SERVICE):
             await eventually_status(picker.channel, name, SERVING)
