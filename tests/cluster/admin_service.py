@@ -41,10 +41,15 @@ from specdec.types.reports.stats import SpeculationStats
 
 
 class LocalHandle:
-    """Calls an object as a Serve handle calls a deployment. None: no call is answered."""
+    """Calls an object as a Serve handle calls a deployment.
 
-    def __init__(self, plane: ControlPlane | None) -> None:
+    plane: None for one that answers no call. Its clients time out after `silent_s`: a limit of
+    their own that is as short would also end calls that a busy machine delays.
+    """
+
+    def __init__(self, plane: ControlPlane | None, silent_s: float = 0.3) -> None:
         self.plane = plane
+        self.silent_s = silent_s
 
     def __getattr__(self, name: str) -> Any:
         return _Method(self, name)
@@ -60,7 +65,8 @@ class _Method:
 
     async def _call(self, *arguments: Any, **named: Any) -> Any:
         if self._handle.plane is None:
-            await asyncio.Event().wait()
+            await asyncio.sleep(self._handle.silent_s)
+            raise TimeoutError
         return await getattr(self._handle.plane, self._name)(*arguments, **named)
 
 
@@ -201,7 +207,7 @@ async def _start(
     adapters: Adapters,
 ) -> tuple[Any, int]:
     server = grpc.aio.server()
-    link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
+    link = ControlClient(handle, _ignore, lambda: report)
     operators = operator_service(link, access, drafters, adapters)
     add_admin_service(AdminServicer(operators), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -54,12 +54,7 @@ class Replica:
         self.router = ReplicaRouter(config, directories, ReplicaMemory(2**32), replica=REPLICA)
         self.loop = serve(self.router, self._make_engine(model))
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
-        self.link = ControlClient(
-            self.plane,
-            self.router.apply_speculation,
-            self.router.report,
-            call_timeout_s=0.3,
-        )
+        self.link = ControlClient(self.plane, self.router.apply_speculation, self.router.report)
         self.servicer = InferenceServicer(self.router, ApiKeys())
         operators = operator_service(self.link)
         app = make_app(lambda: self.router, lambda: operators)

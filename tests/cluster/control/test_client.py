@@ -34,7 +34,7 @@ class FakeRouter:
 
     async def next_version(self):
         """Wait for the next state and return its version."""
-        await asyncio.wait_for(self.applied.wait(), 5)
+        await asyncio.wait_for(self.applied.wait(), 30)
         self.applied.clear()
         return self.states[-1].version
 
@@ -46,7 +46,7 @@ def make_plane(tmp_path):
 
 @pytest.fixture
 def handle(make_plane):
-    return LocalHandle(make_plane())
+    return LocalHandle(make_plane(), silent_s=60.0)
 
 
 @pytest.fixture
@@ -58,10 +58,22 @@ def router():
 async def link(handle, router, monkeypatch):
     monkeypatch.setattr(client, "_REPORT_PERIOD_S", 0.02)
     monkeypatch.setattr(client, "_WATCH_S", 0.2)
-    link = ControlClient(handle, router.apply, router.report, call_timeout_s=0.1)
+    link = ControlClient(handle, router.apply, router.report)
     link.start()
     yield link
     await link.close("r1", has_failed=False)
+
+
+async def reported(plane, report=None):
+    """Wait for a report, of a content where one is given; return the reports of all replicas."""
+
+    async def reports():
+        return [replica.report for replica in (await plane.status()).replicas]
+
+    async with asyncio.timeout(30):
+        while not (found := await reports()) or (report is not None and report not in found):
+            await asyncio.sleep(0.005)
+    return found
 
 
 async def test_a_router_receives_the_first_state_and_then_changes_only(link, router):
@@ -74,7 +86,7 @@ async def test_a_router_receives_the_first_state_and_then_changes_only(link, rou
 
 async def test_a_restarted_control_plane_is_watched_again(link, handle, router, make_plane):
     assert await router.next_version() == 0
-    handle.plane = None
+    handle.plane, link._call_timeout_s = None, 0.1
     with pytest.raises(NotReadyError, match="the control plane does not answer"):
         await link.speculation()
     await asyncio.sleep(0.4)
@@ -89,13 +101,11 @@ async def test_a_restarted_control_plane_gets_a_report_of_an_idle_replica(
     link, handle, router, make_plane
 ):
     assert await router.next_version() == 0
-    handle.plane = None
+    handle.plane, link._call_timeout_s = None, 0.1
     await asyncio.sleep(0.4)
     handle.plane = make_plane()
     assert await router.next_version() == 0
-    await asyncio.sleep(0.1)
-    [replica] = (await handle.plane.status()).replicas
-    assert replica.report == router.current
+    assert await reported(handle.plane) == [router.current]
 
 
 async def test_the_state_of_a_new_store_applies_despite_its_lower_version(
@@ -134,14 +144,13 @@ async def test_a_state_that_is_refused_does_not_end_the_watch(handle, router, ca
 
 
 async def test_reports_are_sent_when_something_changed(link, handle, router):
+    await reported(handle.plane)
     await asyncio.sleep(0.1)
     [replica] = (await handle.plane.status()).replicas
     assert replica.report == router.current
     assert replica.age_s > 0.03, "an unchanged report was sent again"
     router.current = ReplicaReport("r1", is_ready=True, num_running=1)
-    await asyncio.sleep(0.1)
-    [replica] = (await handle.plane.status()).replicas
-    assert replica.report.num_running == 1
+    assert await reported(handle.plane, router.current) == [router.current]
 
 
 async def test_fresh_fleet_shows_the_current_state_of_this_replica(link, router):
@@ -154,7 +163,7 @@ async def test_fresh_fleet_shows_the_current_state_of_this_replica(link, router)
 async def test_the_own_status_is_available_without_a_connection(link, handle, router):
     await link.speculation()
     assert link.is_connected
-    handle.plane = None
+    handle.plane, link._call_timeout_s = None, 0.1
     with pytest.raises(NotReadyError):
         await link.fresh_fleet()
     assert not link.is_connected
@@ -173,13 +182,11 @@ async def test_a_state_in_force_is_reported_at_once(handle, router, monkeypatch)
     link.start()
     while await router.next_version() != 0:
         pass
-    await asyncio.sleep(0.05)
+    await reported(handle.plane)
     router.current = ReplicaReport("r1", is_ready=True, speculation_version=1)
     await handle.plane.set_speculation(SpeculationChange(mode="off"))
     assert await router.next_version() == 1
-    await asyncio.sleep(0.05)
-    [replica] = (await handle.plane.status()).replicas
-    assert replica.report.speculation_version == 1
+    assert await reported(handle.plane, router.current) == [router.current]
     await link.close("r1", has_failed=False)
 
 
@@ -195,7 +202,7 @@ async def test_a_router_that_ends_unregisters(handle, router, has_failed):
     link = ControlClient(handle, router.apply, router.report)
     link.start()
     await router.next_version()
-    await asyncio.sleep(0.05)
+    await reported(handle.plane)
     await link.close("r1", has_failed=has_failed)
     status = await handle.plane.status()
     assert (status.replicas, status.num_lost_replicas) == ((), int(has_failed))

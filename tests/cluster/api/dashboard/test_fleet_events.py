@@ -40,7 +40,7 @@ async def admin(handle):
     async def ignore(state):
         pass
 
-    link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    link = ControlClient(handle, ignore, lambda: REPORT)
     return operator_service(link)
 
 

@@ -28,7 +28,7 @@ async def handle(tmp_path):
 
 @pytest.fixture
 async def admin(handle):
-    link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    link = ControlClient(handle, ignore, lambda: REPORT)
     return operator_service(link)
 
 

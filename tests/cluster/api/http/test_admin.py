@@ -2,6 +2,7 @@
 """AdminService over HTTP, down to a ControlPlane in this process."""
 
 import asyncio
+import itertools
 import json
 from dataclasses import replace
 
@@ -216,9 +217,16 @@ async def test_a_wrong_order_for_a_profile_names_field_value_and_limit(http, bod
     assert (response.status_code, response.json()["error"]["field"]) == (400, field)
 
 
-async def test_events_until_the_replica_drains(http, admin):
-    await http.get("/v1/admin/status")  # the first request of all takes longer
-    asyncio.get_running_loop().call_later(0.5, admin.stats_streams.drain)
+async def test_events_until_the_replica_drains(http, admin, monkeypatch):
+    streams, numbers = admin.stats_streams, itertools.count(1)
+    query = streams._fleet
+
+    def drain_at_the_third():
+        if next(numbers) == 3:
+            streams.drain()
+        return query()
+
+    monkeypatch.setattr(streams, "_fleet", drain_at_the_third)
     response = await http.get("/v1/admin/watch", params={"interval_s": 0.2})
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [each.split("\n") for each in response.text.strip().split("\n\n")]

@@ -1,6 +1,7 @@
 """Counts of runs worked out by hand, from the engine through the control plane to the text."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from specdec.client import Counts, ReplicaReport
 from specdec.types.reports.stats import SpeculationStats
 from tests.cluster.replica_on_hash_target import REPLICA, running_replica
 from tests.cluster.scraped import OPEN_METRICS, open_families, samples
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -106,13 +108,14 @@ async def test_counts_of_a_second_run_are_added(replica):
 
 
 async def test_a_running_and_an_aborted_request(replica):
-    collect = replica.target.collect
+    gate, collect = threading.Semaphore(3), replica.target.collect
 
-    def slow_collect():
-        time.sleep(0.01)  # it still runs when the metrics are read
+    def collect_at_gate():
+        assert gate.acquire(timeout=30)
+        time.sleep(0.02)  # the age of the statistics that a scrape reads
         return collect()
 
-    replica.target.collect = slow_collect
+    replica.target.collect = collect_at_gate
     running = asyncio.create_task(replica.generate(max_tokens=100))
     while not (await scrape(replica))["generation_tokens_total",]:
         await asyncio.sleep(0.01)
@@ -121,6 +124,7 @@ async def test_a_running_and_an_aborted_request(replica):
     assert 0 < found["kv_cache_usage_perc",] < 0.5
     running.cancel()
     await asyncio.wait([running])
+    gate.release(100)
     await replica.loop.stats()  # the abort comes before it
     found = await scrape(replica)
     assert found["request_success_total", "abort"] == 1
@@ -129,26 +133,25 @@ async def test_a_running_and_an_aborted_request(replica):
 
 async def test_a_scrape_waits_for_no_step(replica):
     """The engine's thread hangs in a step, as on a slow forward pass; the scrape returns."""
-    stepping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    collect = replica.target.collect
+    is_stepping, may_end, collect = threading.Event(), threading.Event(), replica.target.collect
 
     def slow_collect():
-        loop.call_soon_threadsafe(stepping.set)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.5), loop).result()
+        is_stepping.set()
+        assert may_end.wait(30)
         return collect()
 
     replica.target.collect = slow_collect
     running = asyncio.create_task(replica.generate(max_tokens=1))
-    await stepping.wait()
+    await eventually(is_stepping.is_set)
     assert (await scrape(replica, "/metrics/replica"))["generation_tokens_total",] == 0
     assert (await scrape(replica))["generation_tokens_total",] == 0
     assert not running.done()
+    may_end.set()
     await running
 
 
 async def test_scrapes_within_a_second_share_one_answer(replica, monkeypatch):
-    monkeypatch.setattr(metrics, "_CACHED_S", 0.3)
+    monkeypatch.setattr(metrics, "_CACHED_S", 60.0)
     asked = []
     fresh_fleet = replica.link.fresh_fleet
 
@@ -164,7 +167,7 @@ async def test_scrapes_within_a_second_share_one_answer(replica, monkeypatch):
     assert len({each["replica_uptime_seconds",] for each in await found}) == 1
     assert len(asked) == 1
     await replica.generate(max_tokens=10)
-    await asyncio.sleep(0.3)
+    monkeypatch.setattr(metrics, "_CACHED_S", 0.0)
     assert (await scrape(replica))["generation_tokens_total",] == 10
     assert len(asked) == 2
 
