@@ -27,6 +27,7 @@ from specdec.types.request import GenerateRequest, ThinkingBudget
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from tests.cluster.replica_on_hash_target import PROMPT
+from tests.waiting import eventually
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
 
@@ -40,7 +41,7 @@ def gate(replica):
         if left:
             left.pop()
         else:
-            gate.wait(20)
+            gate.wait(60)
         return collect()
 
     replica.target.collect = collect_at_gate
@@ -172,8 +173,7 @@ async def test_a_client_that_leaves_ends_its_request(replica, front_end, gate):
     await generation.outputs.aclose()
     gate.set()
     thread = replica.router.running_engine().thread
-    while thread.num_sequences:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: not thread.num_sequences)
     stats = await thread.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 
@@ -183,8 +183,7 @@ async def test_a_lost_front_end_ends_its_requests(replica, front_end, gate):
     front_end.client.close()
     gate.set()
     thread = replica.router.running_engine().thread
-    while thread.num_sequences:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: not thread.num_sequences)
     assert not (await thread.stats()).num_running
 
 
@@ -201,7 +200,7 @@ async def test_a_drain_waits_for_open_streams(replica, front_end, gate):
     draining = asyncio.create_task(replica.router.drain(20))
     await asyncio.sleep(0)
     front_end.end.show(state_of(replica.router))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: front_end.client.state.is_draining)
     with pytest.raises(NotReadyError, match="draining"):
         await read(front_end.router)
     gate.set()
@@ -226,8 +225,7 @@ async def test_a_stream_is_open_until_its_reader_has_the_last_output(replica, fr
     generation = await front_end.router.generate(call)
     await anext(generation.outputs)
     thread = replica.router.running_engine().thread
-    while thread.num_sequences:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: not thread.num_sequences)
     assert front_end.router.num_streams == 1
     [output async for output in generation.outputs]
     assert front_end.router.num_streams == 0
@@ -297,8 +295,7 @@ async def test_the_loss_of_the_engine_ends_all_streams(replica, front_end, gate)
         async for _ in generation.outputs:
             pass
     front_end.end.show(state_of(replica.router))
-    await asyncio.sleep(0.01)
-    assert not front_end.router.is_ready
+    await eventually(lambda: not front_end.router.is_ready)
     assert isinstance(front_end.router.failure, TargetFailedError)
 
 
@@ -307,7 +304,7 @@ async def test_what_the_router_shows_is_known(replica, front_end):
     with pytest.raises(UnknownModelError):
         front_end.router.check_admission("new", 1)
     front_end.end.show(replace(state_of(replica.router), adapter_ids={"new": 3}))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: len(front_end.router.model_infos()) == 2)
     front_end.router.check_admission("new", 1)
     assert [each.model for each in front_end.router.model_infos()] == ["tiny", "new"]
 
@@ -315,21 +312,20 @@ async def test_what_the_router_shows_is_known(replica, front_end):
 async def test_measurements_are_part_of_those_of_the_router(replica, front_end):
     await read(front_end.router)
     front_end.client.send("counts", front_end.router.metrics.counts, 0)
-    await asyncio.sleep(0.01)
+    await eventually(lambda: replica.router.metrics._parts)
     await read(replica.router)
     counts = replica.router.metrics.counts
     assert (counts.num_requests, counts.ended["length"]) == (2, 2)
     front_end.client.close()  # one that ends leaves its counts alone
-    await asyncio.sleep(0.01)
+    await eventually(lambda: not replica.router.metrics._parts)
     assert replica.router.metrics.counts == counts
-    assert not replica.router.metrics._parts
 
 
 async def test_answers_for_training_are_kept_by_the_router(replica, front_end, monkeypatch):
     kept = []
     monkeypatch.setattr(replica.router, "add_sample", lambda *sample: kept.append(sample))
     front_end.router._samples.add(array("i", [1, 2, 3]), 1, 0.5)
-    await asyncio.sleep(0.01)
+    await eventually(lambda: kept)
     assert kept == [(array("i", [1, 2, 3]), 1, 0.5)]
 
 

@@ -21,6 +21,7 @@ from cluster.api.grpc.servicers import add_inference_service
 from cluster.api.grpc.status import MALFORMED_MESSAGE, reporting_to
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer, InferenceServiceStub
+from tests.waiting import eventually
 
 MIB = 2**20
 KEY = "sk-correct-horse"
@@ -54,10 +55,9 @@ class Served:
     def __init__(self, keys=(), max_calls=1000, **options):
         self.servicer = Counting()
         access = partial(has_access, ApiKeys(keys), AdminAccess())
+        self.intake = Intake(access, max_calls, services=(INFERENCE,), **options)
         self.server = grpc.aio.server(
-            interceptors=[
-                Intake(access, max_calls, services=(INFERENCE,), **options),
-            ],
+            interceptors=[self.intake],
             options=[("grpc.max_receive_message_length", 16 * MIB), *CHANNEL_OPTIONS],
         )
         add_inference_service(self.servicer, self.server)
@@ -137,10 +137,11 @@ async def test_calls_without_a_message_end_and_leave_their_places():
         stalled = served.channel.stream_unary(GENERATE)()
         assert await code_of(stalled) is StatusCode.DEADLINE_EXCEEDED
         assert "did not arrive within 0.5 s" in await stalled.details()
+        served.intake._timeout_s = 30.0
         closed = served.channel.stream_unary(GENERATE)(iter(()))
         assert await code_of(closed) is StatusCode.INVALID_ARGUMENT
         left = served.channel.stream_unary(GENERATE)()
-        await asyncio.sleep(0.1)
+        await eventually(served.intake._places.locked)
         left.cancel()
         assert await code_of(served.stub.Generate(pb.GenerateRequest())) is StatusCode.OK
 
@@ -148,7 +149,8 @@ async def test_calls_without_a_message_end_and_leave_their_places():
 async def test_calls_beyond_the_limit_are_refused_and_probes_answered():
     async with Served(max_calls=3) as served:
         calls = [served.stub.Generate(pb.GenerateRequest(text="x")) for _ in range(5)]
-        await asyncio.sleep(0.2)
+        await eventually(lambda: sum(call.done() for call in calls) == 2)
+        await eventually(lambda: len(served.servicer.sizes) == 3)
         with pytest.raises(
             grpc.aio.AioRpcError, match=r"too many open calls \(limit 3\)"
         ) as caught:
@@ -192,8 +194,8 @@ async def test_checks_of_the_health_take_the_memory_of_few(monkeypatch):
         named = health_pb2.HealthCheckRequest(service="x" * 1000)
         assert (await stub.Check(named)).status
         stalled = [served.channel.stream_unary(intake._CHECK)() for _ in range(2)]
-        await asyncio.sleep(0.2)
-        assert (await stub.Check(named, timeout=1)).status
+        await eventually(served.intake._check_places.locked)
+        assert (await stub.Check(named)).status
         assert [len(name) for name in names] == [1000, 0]
         assert [await code_of(call) for call in stalled] == [StatusCode.DEADLINE_EXCEEDED] * 2
         assert (await stub.Check(named)).status

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from cluster.api.grpc.status import MALFORMED_MESSAGE, GenericServer
 from cluster.api.serve_proxy.grpc import restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer
+from specdec.types.deadline import TimeLimit
 
 GENERATE = "/specdec.v1.InferenceService/Generate"
 STREAM = "/specdec.v1.InferenceService/GenerateStream"
@@ -94,11 +96,11 @@ async def test_malformed_requests_are_invalid_arguments(channel, method):
 
 
 async def test_a_stream_that_its_client_does_not_read_ends(channel, monkeypatch):
-    monkeypatch.setattr(status, "WRITE_TIMEOUT_S", 0.5)
     ENDED.clear()
     request = pb.GenerateRequest(text="ENDLESS").SerializeToString()
     stream = channel.unary_stream(STREAM)(request)
     await stream.read()
+    monkeypatch.setattr(status, "WRITE_TIMEOUT_S", 0.5)
     async with asyncio.timeout(20):
         while not ENDED:  # grpc buffers megabytes for the client
             await asyncio.sleep(0.05)
@@ -126,13 +128,14 @@ async def read_all(stream):
 
 
 async def test_a_stream_that_is_read_slowly_goes_on(channel, monkeypatch):
-    monkeypatch.setattr(status, "WRITE_TIMEOUT_S", 1.0)
+    """Each message has a separate time limit."""
+    limit = Mock(wraps=TimeLimit)
+    monkeypatch.setattr(status, "TimeLimit", limit)
     ENDED.clear()
     request = pb.GenerateRequest(text="ENDLESS").SerializeToString()
     stream = channel.unary_stream(STREAM)(request)
-    for _ in range(10):
-        await asyncio.sleep(0.15)
-        for _ in range(30):
-            assert await stream.read() is not grpc.aio.EOF
+    for _ in range(300):
+        assert await stream.read() is not grpc.aio.EOF
+    assert limit.call_count >= 300
     assert ENDED == []
     stream.cancel()

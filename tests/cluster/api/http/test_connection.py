@@ -14,6 +14,7 @@ from cluster.api.http.connection import (
     BoundedConnection,
 )
 from tests.cluster.http_server import connected, running_server
+from tests.waiting import eventually
 
 MIB = b"x" * 2**20
 START = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
@@ -187,14 +188,23 @@ async def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
 
 
 async def test_a_client_that_reads_slowly_is_served(monkeypatch):
-    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.5)
+    """Each pause of the response has a separate time limit."""
+    timers, pause = [], BoundedConnection.pause_writing
+
+    def record(self):
+        pause(self)
+        timers.append(self._write_timer)
+
+    monkeypatch.setattr(BoundedConnection, "pause_writing", record)
     app = Endless()
     async with running_server(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
         writer.write(START + b"\r\n")
         for _ in range(15):
-            await asyncio.sleep(0.1)
+            await eventually(lambda: timers and not timers[-1].cancelled())
             await reader.readexactly(2**20)
+        assert len(timers) > 5
+        assert all(each.cancelled() for each in timers[:-1])
         assert not app.has_ended.is_set()
         writer.close()
         await app.has_ended.wait()

@@ -13,6 +13,7 @@ from cluster.api.base.sse import COMMENT, EMPTY_LINE
 from cluster.api.openai import generation
 from cluster.api.openai.streams import PendingOutputs
 from specdec.types.errors import OverloadedError
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -101,9 +102,29 @@ def held(router, monkeypatch):
     """Let no step run until the event is set."""
     gate, engine = threading.Event(), router.running_engine().thread._engine
     step = engine.step
-    monkeypatch.setattr(engine, "step", lambda: (gate.wait(5), step())[1])
+    monkeypatch.setattr(engine, "step", lambda: (gate.wait(30), step())[1])
     yield gate
     gate.set()
+
+
+@pytest.fixture
+def sent(http, monkeypatch):
+    """Return the messages of the responses so far."""
+    app, messages = http._transport.app, []
+
+    async def recording(scope, receive, send):
+        async def record(message):
+            messages.append(message)
+            await send(message)
+
+        await app(scope, receive, record)
+
+    monkeypatch.setattr(http._transport, "app", recording)
+    return messages
+
+
+def content_of(messages):
+    return b"".join(message.get("body", b"") for message in messages)
 
 
 def with_interval(router, monkeypatch, seconds):
@@ -126,19 +147,17 @@ async def test_an_error_before_the_response_begins_ends_its_requests(
     assert asyncio.all_tasks() <= tasks
     assert router.running_engine().thread.num_streams == 0
     held.set()
-    while router.running_engine().thread._engine.has_work:  # the next test would hold its step
-        await asyncio.sleep(0.005)
+    engine = router.running_engine().thread._engine
+    await eventually(lambda: not engine.has_work)  # the next test would hold its step
 
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
 async def test_every_stream_sends_bytes_before_its_first_token(
-    http, router, held, monkeypatch, path, body, comment
+    http, router, held, sent, monkeypatch, path, body, comment
 ):
     with_interval(router, monkeypatch, 0.02)
     posted = asyncio.create_task(http.post(path, json={**body, "stream": True}))
-    while not router.running_engine().thread.num_streams:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.15)
+    await eventually(lambda: content_of(sent).count(comment) > 1)
     held.set()
     response = await posted
     assert response.status_code == 200
@@ -149,19 +168,7 @@ async def test_every_stream_sends_bytes_before_its_first_token(
 
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
-async def test_the_end_is_sent_with_the_events_of_the_last_output(
-    http, monkeypatch, path, body, comment
-):
-    app, sent = http._transport.app, []
-
-    async def recording(scope, receive, send):
-        async def record(message):
-            sent.append(message)
-            await send(message)
-
-        await app(scope, receive, record)
-
-    monkeypatch.setattr(http._transport, "app", recording)
+async def test_the_end_is_sent_with_the_events_of_the_last_output(http, sent, path, body, comment):
     assert (await http.post(path, json={**body, "stream": True})).status_code == 200
     assert [each["more_body"] for each in sent[1:]] == [*[True] * (len(sent) - 2), False]
     is_alone = path != "/v1/completions"  # another prompt may still have outputs
@@ -170,11 +177,11 @@ async def test_the_end_is_sent_with_the_events_of_the_last_output(
 
 @pytest.mark.parametrize(("path", "body", "comment"), DOORS)
 async def test_every_stream_sends_bytes_in_a_silence_between_outputs(
-    http, router, monkeypatch, path, body, comment
+    http, router, sent, monkeypatch, path, body, comment
 ):
     """The step after the first output waits until the comment has been sent."""
     engine, has_output, is_silent = router.running_engine().thread._engine, False, threading.Event()
-    step, app, sent = engine.step, http._transport.app, bytearray()
+    step = engine.step
 
     def step_after_silence():
         nonlocal has_output
@@ -184,19 +191,12 @@ async def test_every_stream_sends_bytes_in_a_silence_between_outputs(
         has_output |= any(output.token_ids for output in outputs)
         return outputs
 
-    async def recording(scope, receive, send):
-        async def record(message):
-            sent.extend(message.get("body", b""))
-            if comment in sent.partition(b"data: {")[2]:
-                is_silent.set()
-            await send(message)
-
-        await app(scope, receive, record)
-
     monkeypatch.setattr(engine, "step", step_after_silence)
-    monkeypatch.setattr(http._transport, "app", recording)
     with_interval(router, monkeypatch, 0.05)
-    response = await http.post(path, json={**body, "stream": True})
+    posted = asyncio.create_task(http.post(path, json={**body, "stream": True}))
+    await eventually(lambda: comment in content_of(sent).partition(b"data: {")[2])
+    is_silent.set()
+    response = await posted
     after_first = response.content.partition(b"data: {")[2]
     assert comment in after_first
     assert b"data: " in after_first.rpartition(comment)[2]

@@ -1,6 +1,7 @@
 """Routes of SGLang beside `/generate`: descriptions, health, the cache, and aborts."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import httpx
@@ -12,21 +13,24 @@ from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
 from specdec.config.speculative_keys import read_speculation
 from specdec.engine.metrics.metrics import FIRST_TOKEN
+from specdec.engine.requests.outputs import StepOutputs
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import alone
 from tests.cluster.api.sglang.test_generate import GREEDY, PROMPT, post
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def running_request(http, router, **changes):
-    """Start a long request; return its task once the engine has it."""
-    body = {"text": PROMPT, "sampling_params": {**GREEDY, "max_new_tokens": 400}, **changes}
+async def running_request(http, router, patch, **changes):
+    """Start a request that gets no step, and return its task once the engine has it."""
+    thread = router.running_engine().thread
+    patch.setattr(thread._engine, "step", lambda: time.sleep(0.001) or StepOutputs())
+    body = {"text": PROMPT, "sampling_params": GREEDY, **changes}
     running = asyncio.create_task(http.post("/generate", json=body))
     count = len(body["text"]) if isinstance(body["text"], list) else 1
-    while router.running_engine().thread.num_streams < count:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: thread.num_streams == count)
     return running
 
 
@@ -118,7 +122,7 @@ async def test_health_generate_ends_with_its_connection(router, monkeypatch):
     assert statuses[0] == 499
 
 
-async def test_the_cache_is_flushed_while_nothing_runs(http, router):
+async def test_the_cache_is_flushed_while_nothing_runs(http, router, monkeypatch):
     prompt = {"text": "Every spring the river " * 3, "sampling_params": {"max_new_tokens": 0}}
     await post(http, **prompt)
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] > 0
@@ -129,17 +133,18 @@ async def test_the_cache_is_flushed_while_nothing_runs(http, router):
     assert form.json()["error"]["param"] == "content-type"
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
     assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
-    running = await running_request(http, router)
+    running = await running_request(http, router, monkeypatch)
     refused = await http.post("/flush_cache", json={})
     assert (refused.status_code, refused.text[:9]) == (400, "The cache")
-    await running
+    monkeypatch.undo()
+    assert (await running).status_code == 200
 
 
-async def test_a_request_is_ended_by_its_id(http, router, caplog):
+async def test_a_request_is_ended_by_its_id(http, router, caplog, monkeypatch):
     """Its status is none that OpenAI's clients retry, as they retry 500."""
-    running = await running_request(http, router, rid="long")
+    running = await running_request(http, router, monkeypatch, rid="long")
     assert (await http.post("/abort_request", json={"rid": "long"})).status_code == 200
-    ended = await asyncio.wait_for(running, 5)
+    ended = await asyncio.wait_for(running, 30)
     assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
     assert "AbortedError" not in caplog.text
     refused = await http.post("/abort_request", json={"rid": ""})
@@ -160,13 +165,14 @@ async def test_a_request_is_ended_while_it_is_prepared(http, router, monkeypatch
     running = asyncio.create_task(http.post("/generate", json=body))
     await is_compiling.wait()
     await http.post("/abort_request", json={"rid": "mine"})
-    ended = await asyncio.wait_for(running, 5)
+    ended = await asyncio.wait_for(running, 30)
     assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
     assert router.metrics.num_requests == before + 1
 
 
-async def test_an_operator_ends_all_requests(http, router):
-    running = await running_request(http, router, text=[PROMPT, PROMPT], rid=["any", "other"])
+async def test_an_operator_ends_all_requests(http, router, monkeypatch):
+    changes = {"text": [PROMPT, PROMPT], "rid": ["any", "other"]}
+    running = await running_request(http, router, monkeypatch, **changes)
     body = {"rid": "", "abort_all": True}
     assert (await http.post("/abort_request", json=body)).status_code == 200
     assert (await running).status_code == 499
@@ -193,16 +199,16 @@ async def test_only_the_operators_token_ends_the_requests_of_others(router, key,
     assert response.status_code == status
 
 
-async def test_a_batch_is_ended_by_its_id(http, router):
-    running = await running_request(http, router, text=[PROMPT, PROMPT], rid="batch")
+async def test_a_batch_is_ended_by_its_id(http, router, monkeypatch):
+    running = await running_request(http, router, monkeypatch, text=[PROMPT, PROMPT], rid="batch")
     assert (await http.post("/abort_request", json={"rid": "bat"})).status_code == 200
     await asyncio.sleep(0.05)
     assert not running.done()
     assert (await http.post("/abort_request", json={"rid": "batch"})).status_code == 200
-    assert (await asyncio.wait_for(running, 5)).status_code != 200
+    assert (await asyncio.wait_for(running, 30)).status_code != 200
 
 
-async def test_a_key_ends_its_own_requests_alone(router):
+async def test_a_key_ends_its_own_requests_alone(router, monkeypatch):
     keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
     transport = httpx.ASGITransport(make_app(lambda: router, lambda: alone(router), lambda: keys))
     ann, bob = (
@@ -212,12 +218,12 @@ async def test_a_key_ends_its_own_requests_alone(router):
         for key in ("sk-correct-horse", "sk-battery-staple")
     )
     async with ann, bob:
-        running = await running_request(ann, router, rid="mine")
+        running = await running_request(ann, router, monkeypatch, rid="mine")
         assert (await bob.post("/abort_request", json={"rid": "mine"})).status_code == 200
         await asyncio.sleep(0.05)
         assert not running.done()
         assert (await ann.post("/abort_request", json={"rid": "mine"})).status_code == 200
-        assert (await asyncio.wait_for(running, 5)).status_code != 200
+        assert (await asyncio.wait_for(running, 30)).status_code != 200
 
 
 async def test_orders_are_for_every_replica(router):
