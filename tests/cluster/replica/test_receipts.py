@@ -43,6 +43,7 @@ from tests.cluster.api.openai.conftest import alone, events
 from tests.cluster.serving import serve
 from tests.specdec.engines import engine_config, local_engine
 from tests.specdec.receipts import SteppedReplayer
+from tests.waiting import eventually
 
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, n=2)
 
@@ -184,9 +185,7 @@ async def test_a_model_without_a_description_has_no_receipts(
 
 async def audited(router, count):
     """Wait for the results of this many audits in all."""
-    async with asyncio.timeout(20):
-        while sum(router.metrics.audits.values()) < count:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: sum(router.metrics.audits.values()) >= count)
     return router.metrics.counts.audits
 
 
@@ -303,8 +302,7 @@ async def test_an_audit_gives_way_to_requests(routers, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(router.auditor, "_get_client", lambda: engine)
         router.auditor.add(answer_of(outputs))
-        await asyncio.sleep(0.2)
-        assert engine.was_left
+        await eventually(lambda: engine.was_left)
         assert router.metrics.audits.total() == before + 1, "the other request still runs"
     await audited(router, before + 2)
 
@@ -327,13 +325,11 @@ async def test_audits_that_cannot_run_are_counted(routers, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(router.auditor, "_get_client", lambda: raise_error(NotReadyError("it stops")))
         router.auditor.add(broken)
-        await asyncio.sleep(0.01)
-    audits = router.metrics.audits
+        audits = router.metrics.audits
+        await eventually(lambda: audits["dropped"] > dropped)
     assert (audits["dropped"], audits["failed"]) == (dropped + 1, 0)
     router.auditor.add(broken)
-    async with asyncio.timeout(20):
-        while not router.metrics.audits["failed"]:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: audits["failed"])
 
 
 @pytest.mark.parametrize("settings", [{"audit_share": 1.5}, {"receipt_key_file": __file__}])

@@ -2,7 +2,6 @@
 """Adapters of a draft model: on a rank, and on the groups of its supervisor, without Ray."""
 
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from specdec.worker import load_draft_runner
 from tests.cluster.workers.groups.test_worker_group import ThreadRanks, answer_to_draft, spec_of
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import request
+from tests.waiting import wait_until
 
 LIMITS = DraftLimits(20, 4, 80, 16, adapters=AdapterLimits(2, 16, 2))
 ADAPTER = AdapterFile(3, "sql", "org/sql", "/adapters/sql")
@@ -115,13 +115,6 @@ def drafting(tmp_path):
     supervisor.close()
 
 
-def until(condition):
-    ends_at_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.005)
-
-
 def draft(supervisor, seq):
     """Draft for a sequence; return whether there was a draft."""
     return bool(supervisor.take([DraftRequest(seq, 3)]))
@@ -136,19 +129,19 @@ def test_a_restarted_draft_worker_loads_its_adapters_and_no_step_waits_for_that(
     supervisor, groups = drafting
     assert isinstance(groups[0], AdapterRanks)
     supervisor.load_adapter(ADAPTER)
-    until(lambda: supervisor.adapter_fault(3) == "")
+    wait_until(lambda: supervisor.adapter_fault(3) == "")
     seq = sequence()
     assert draft(supervisor, seq)
     assert (groups[0].ranks.loads, groups[0].ranks.ids) == ([ADAPTER], [3])
 
     groups[0].ranks.end()
-    until(lambda: not draft(supervisor, seq) and len(groups) == 2 and groups[1].ranks.loads)
+    wait_until(lambda: not draft(supervisor, seq) and len(groups) == 2 and groups[1].ranks.loads)
     assert supervisor.adapter_fault(3) is None
     assert not draft(supervisor, seq)
     supervisor.ahead([])
     assert groups[1].ranks.ids == []
     groups[1].ranks.is_running.set()
-    until(lambda: supervisor.adapter_fault(3) == "")
+    wait_until(lambda: supervisor.adapter_fault(3) == "")
     assert draft(supervisor, seq)
     assert groups[1].ranks.ids[-1] == 3
     assert groups[1].ranks.loads == [ADAPTER]
@@ -157,14 +150,14 @@ def test_a_restarted_draft_worker_loads_its_adapters_and_no_step_waits_for_that(
 def test_an_unloaded_adapter_is_not_loaded_again(drafting):
     supervisor, groups = drafting
     supervisor.load_adapter(ADAPTER)
-    until(lambda: supervisor.adapter_fault(3) == "")
+    wait_until(lambda: supervisor.adapter_fault(3) == "")
     supervisor.unload_adapter(3)
     supervisor.unload_adapter(99)
     assert draft(supervisor, sequence())
     assert groups[0].ranks.loads == [ADAPTER, 3]
     assert groups[0].ranks.ids == [0]
     groups[0].ranks.end()
-    until(lambda: draft(supervisor, sequence()) and len(groups) == 2)
+    wait_until(lambda: draft(supervisor, sequence()) and len(groups) == 2)
     assert groups[-1].ranks.loads == []
 
 
@@ -176,7 +169,7 @@ def test_an_adapter_that_is_unloaded_while_it_loads_is_freed(drafting):
     supervisor.unload_adapter(3)
     assert supervisor.adapter_fault(3) == ""
     groups[0].ranks.is_running.set()
-    until(lambda: supervisor.adapter_fault(0) == "" and len(groups[0].ranks.loads) == 2)
+    wait_until(lambda: supervisor.adapter_fault(0) == "" and len(groups[0].ranks.loads) == 2)
     assert groups[0].ranks.loads == [ADAPTER, 3]
 
 
@@ -184,7 +177,7 @@ def test_a_fault_of_a_rank_is_reported_and_drafts_go_on_without_the_adapter(draf
     supervisor, groups = drafting
     groups[0].ranks.fault = "no such file"
     supervisor.load_adapter(ADAPTER)
-    until(lambda: supervisor.adapter_fault(3) == "rank 0: no such file")
+    wait_until(lambda: supervisor.adapter_fault(3) == "rank 0: no such file")
     supervisor.load_adapter(ADAPTER)  # which its order repeats
     assert draft(supervisor, sequence())
     assert groups[0].ranks.ids == [0]

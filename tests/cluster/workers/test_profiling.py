@@ -2,6 +2,8 @@
 """Profiles of a replica: messages, limits, concurrency and errors."""
 
 import asyncio
+import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -74,7 +76,11 @@ def take(tmp_path, target, draft, monkeypatch):
     async def call(function):
         return function()
 
-    return lambda order=ORDER: taker.take(order, {"target": target, "draft model": draft}, call)
+    def take(order=ORDER, clock=time.monotonic):
+        taker._clock = clock
+        return taker.take(order, {"target": target, "draft model": draft}, call)
+
+    return take
 
 
 async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_path):
@@ -136,10 +142,10 @@ async def report_if_free(take):
 
 
 async def test_ranks_that_never_report_time_out(take, target, monkeypatch):
-    monkeypatch.setattr(profiling, "WRITING_S", 0.5)
+    monkeypatch.setattr(profiling, "WRITING_S", 5.0)
     target.ends_on_request = False
     with pytest.raises(NotReadyError, match="the models did not report their profiles"):
-        await take(replace(ORDER, timeout_s=0.1))
+        await take(replace(ORDER, timeout_s=1.0), itertools.count().__next__)
     assert target.num_ends == 2, "at the timeout, and when it was cancelled"
 
 

@@ -1,7 +1,6 @@
 """Spare ranks, with groups and ranks that live and fail on command."""
 
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from specdec.config.engine import DraftLimits
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import DraftFailedError
 from tests.clock import Clock
+from tests.waiting import wait_until
 
 LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
 
@@ -101,17 +101,10 @@ def spare(starts, clock):
     spare.close()
 
 
-def wait_for(condition):
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def maintain(spare, group):
     """Have spares started, and wait for the end of the start."""
     spare.maintain(group)
-    wait_for(lambda: spare._starting is None)
+    wait_until(lambda: spare._starting is None)
 
 
 def test_spares_replace_lost_ranks_and_others_are_started_for_the_new_ones(spare, starts):
@@ -156,8 +149,8 @@ def test_spares_of_a_group_that_is_lost_meanwhile_are_ended(spare, starts):
     assert second.ranks.replaces is None, "it does not wait"
     spare.maintain(second)
     starts.may_start.set()
-    wait_for(lambda: starts.spares and starts.spares[0].is_killed)
-    wait_for(lambda: spare._starting is None)
+    wait_until(lambda: starts.spares and starts.spares[0].is_killed)
+    wait_until(lambda: spare._starting is None)
     maintain(spare, second)
     assert spare.start().ranks.replaces is second.ranks
 
@@ -204,20 +197,20 @@ def test_spares_whose_start_ends_after_the_close_are_ended(spare, starts):
     spare.maintain(group)
     spare.close()
     starts.may_start.set()
-    wait_for(lambda: starts.spares and starts.spares[0].is_killed)
+    wait_until(lambda: starts.spares and starts.spares[0].is_killed)
 
 
 def test_a_supervisor_keeps_spares_while_it_has_a_group(spare, starts):
     supervisor = DraftSupervisor(spare.start, LIMITS, DraftVocabulary(), spare)
     supervisor.check()
-    wait_for(lambda: len(starts.spares) == 1 and spare._starting is None)
+    wait_until(lambda: len(starts.spares) == 1 and spare._starting is None)
     starts.groups[0].ranks.ended = RankLoss(0, "ended")
     supervisor.check()
-    wait_for(lambda: supervisor.is_available)
+    wait_until(lambda: supervisor.is_available)
     assert starts.groups[1].ranks is starts.spares[0]
     assert supervisor.num_restarts == 1
     supervisor.check()
-    wait_for(lambda: len(starts.spares) == 2 and spare._starting is None)
+    wait_until(lambda: len(starts.spares) == 2 and spare._starting is None)
     supervisor.close()
     assert starts.groups[1].is_closed
     assert starts.spares[1].is_killed

@@ -1,7 +1,6 @@
 """Restarts of lost worker groups, with groups that fail on command."""
 
 import threading
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import request
+from tests.waiting import wait_until
 
 LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
 
@@ -87,13 +87,6 @@ def drafts(proposer, seq=None):
     return [proposal.draft_token_ids for proposal in proposer.take([DraftRequest(seq, 3)])]
 
 
-def wait_for(condition):
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
 def test_a_lost_draft_worker_is_replaced_without_an_error_for_requests(start, workers, error):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
@@ -101,7 +94,7 @@ def test_a_lost_draft_worker_is_replaced_without_an_error_for_requests(start, wo
     workers[0].error = error
     assert drafts(supervisor) == []
     assert workers[0].is_killed
-    wait_for(lambda: supervisor.is_available)
+    wait_until(lambda: supervisor.is_available)
     assert supervisor.num_restarts == 1, "a restart counts before the first draft"
     assert drafts(supervisor) == [(7, 7, 7)]
     assert supervisor.num_restarts == 1
@@ -116,7 +109,7 @@ def test_catch_up_tokens_are_counted_across_restarts(start, workers):
     assert supervisor.counts.num_catch_up_tokens == 16
     workers[0].error = DraftFailedError("it died")
     assert drafts(supervisor, seq) == []
-    wait_for(lambda: supervisor.is_available)
+    wait_until(lambda: supervisor.is_available)
     assert drafts(supervisor, seq) == []
     assert supervisor.counts.num_catch_up_tokens == 32
     supervisor.close()
@@ -131,7 +124,7 @@ def test_what_was_observed_of_drafts_ahead_outlasts_a_worker(start, workers):
     assert planned > 0.9
     workers[0].error = DraftFailedError("it died")
     assert drafts(supervisor) == []
-    wait_for(lambda: supervisor.is_available)
+    wait_until(lambda: supervisor.is_available)
     assert drafts(supervisor) == [(7, 7, 7)]
     outcomes = supervisor._proposer._ahead.planner.outcomes
     assert outcomes.hit_rate((0, 0, 0, 1)) == planned
@@ -155,7 +148,7 @@ def test_a_draft_worker_that_died_between_steps_is_detected(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     workers[0].error = DraftFailedError("it died")
     supervisor.check()
-    wait_for(lambda: len(workers) == 2)
+    wait_until(lambda: len(workers) == 2)
     supervisor.close()
 
 
@@ -237,6 +230,6 @@ def test_closing_ends_the_wait_for_another_target(start, workers):
         ended.set()
 
     threading.Thread(target=restart).start()
-    wait_for(lambda: workers[0].is_killed)
+    wait_until(lambda: workers[0].is_killed)
     supervisor.close()
     assert ended.wait(5)

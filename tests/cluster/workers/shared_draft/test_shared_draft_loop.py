@@ -10,6 +10,7 @@ from cluster.workers.transport.transport import CurveKeys, connect
 from specdec.types.draft_messages import DraftStep
 from specdec.types.errors import DraftFailedError
 from specdec.types.messages import BlockTableDelta
+from tests.clock import Clock
 from tests.cluster.workers.shared_drafts import (
     LIMITS,
     ProcessWorker,
@@ -18,6 +19,7 @@ from tests.cluster.workers.shared_drafts import (
     supervisor,
 )
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["ipc"])
@@ -90,13 +92,6 @@ def routers(tiny_model_dir, worker):
     yield make
     for each in made:
         each.close()
-
-
-def wait_until(condition):
-    ends_at_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < ends_at_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def drafts_of(engine):
@@ -209,10 +204,16 @@ def test_a_router_that_ends_before_its_first_message_loses_its_seat(worker, monk
 def test_a_long_step_costs_no_router_its_seat(worker, routers, monkeypatch):
     """Neither the one that waits for it, nor one whose heartbeats are not read meanwhile."""
     waiting, alive = routers()
-    draft, dropped = worker.runner.draft, []
-    monkeypatch.setattr(shared_draft_loop, "SEAT_TIMEOUT_S", 0.4)
+    clock, draft, dropped = Clock(worker.loop._clock()), worker.runner.draft, []
+
+    def draft_slowly(step):
+        clock.now_s += 2 * shared_draft_loop.SEAT_TIMEOUT_S
+        time.sleep(0.1)  # time for heartbeats
+        return draft(step)
+
+    monkeypatch.setattr(worker.loop, "_clock", clock)
     monkeypatch.setattr(worker.loop, "_drop", lambda seat, _: dropped.append(seat.index))
-    monkeypatch.setattr(worker.runner, "draft", lambda step: (time.sleep(0.8), draft(step))[1])
+    monkeypatch.setattr(worker.runner, "draft", draft_slowly)
     waiting._group.begin(DraftStep(1, (), (), (), (), ()))
 
     def is_answered():
