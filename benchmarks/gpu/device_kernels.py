@@ -324,21 +324,21 @@ def _walk(device: torch.device) -> Result:
     tokens = torch.randint(0, 3, size, generator=generator)
     parents = torch.rand(size, generator=generator).mul(torch.arange(1, width + 1)).long() - 1
     parents[::4] = torch.arange(-1, width - 1)
-    num_kept = torch.full((num_seqs,), -1)
-    num_kept[::8] = 5
+    num_kept = torch.where(torch.arange(num_seqs) % 8 == 0, 5, -1)
     counts = torch.randint(0, width + 1, (num_seqs,), generator=generator).clamp_min(5)
     sampled = torch.randint(0, 3, (num_seqs * (width + 1),), generator=generator)
     sample = DeviceSample(sampled, torch.rand(sampled.shape, generator=generator) < 0.02)
     expected = verify_trees(sample, DeviceTrees(tokens, parents, counts, num_kept))
-    found = walk_trees(
+    assert expected.places is not None, "trees have places"
+    new, num_new, places = walk_trees(
         sample.token_ids.to(device),
         sample.is_invalid.to(device),
         *(each.to(device) for each in (tokens, parents, counts, num_kept)),
     )
     is_new = torch.arange(width + 1) < expected.counts[:, None]
-    is_same = torch.equal(found.num_tokens.cpu(), expected.counts) and all(
+    is_same = torch.equal(num_new.cpu(), expected.counts) and all(
         torch.equal(own.cpu()[is_new], wanted[is_new])
-        for own, wanted in ((found.token_ids, expected.token_ids), (found.places, expected.places))
+        for own, wanted in ((new, expected.token_ids), (places, expected.places))
     )
     tables = torch.randperm(num_seqs * blocks, generator=generator).view(num_seqs, blocks)
     cache = torch.randn(2, num_seqs * blocks * block_size + 1, 2, 8, 128, generator=generator)

@@ -29,14 +29,11 @@ from specdec.sampling.device.device_children import (
 )
 from specdec.sampling.device.device_edits import apply_edits, edit_rows
 from specdec.sampling.device.device_sampler import (
-    DeviceChains,
     DeviceRules,
     DeviceSample,
     SamplingKind,
-    VerifiedChains,
     sample_of,
     sample_rows,
-    verify_chains,
 )
 from specdec.sampling.device.device_trees import DeviceTrees, VerifiedTrees, verify_trees
 from specdec.sampling.gumbel import LEAST_SCORE
@@ -97,10 +94,6 @@ class RowOps:
     def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
         """See `torch_best_first`."""
         return torch_best_first(log_survival, num_nodes, max_nodes)
-
-    def verify_chains(self, sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
-        """See `device_sampler.verify_chains`."""
-        return verify_chains(sample, drafts)
 
     def verify_trees(self, sample: DeviceSample, trees: DeviceTrees) -> VerifiedTrees:
         """See `device_trees.verify_trees`."""
@@ -234,20 +227,15 @@ class TritonRowOps(RowOps):
 
         return BestFirstTrees(*best_first.best_first(log_survival, num_nodes, max_nodes))
 
-    def verify_chains(self, sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
-        """See RowOps."""
-        if not drafts.token_ids.shape[1]:
-            return super().verify_chains(sample, drafts)
-        tokens = drafts.token_ids
-        parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
-        trees = DeviceTrees(tokens, parents, drafts.num_drafts, drafts.num_kept)
-        return self.verify_trees(sample, trees).chains
-
     def verify_trees(self, sample: DeviceSample, trees: DeviceTrees) -> VerifiedTrees:
         """See RowOps."""
         from specdec.kernels.triton.verify import walk_trees  # imports Triton
 
-        drafts = (trees.token_ids, trees.parents, trees.num_nodes, trees.num_kept)
+        tokens, parents = trees.token_ids, trees.parents
+        if parents is None:
+            num_nodes = tokens.shape[1]
+            parents = torch.arange(-1, num_nodes - 1, device=tokens.device).expand_as(tokens)
+        drafts = (tokens, parents, trees.num_nodes, trees.num_kept)
         return VerifiedTrees(*walk_trees(sample.token_ids, sample.is_invalid, *drafts))
 
     def lookup(

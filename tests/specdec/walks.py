@@ -47,6 +47,12 @@ def device_trees(drafts: Drafts, num_kept: Sequence[int] | None = None) -> Devic
     return DeviceTrees(tokens, parents, counts, kept)
 
 
+def chain_of(drafts: Sequence[int], num_drafts: int, num_kept: int = -1) -> DeviceTrees:
+    """Return one chain of `num_drafts` drafts, padded by the others."""
+    of_chain = torch.tensor([num_drafts]), torch.tensor([num_kept])
+    return DeviceTrees(torch.tensor([drafts]), None, *of_chain)
+
+
 def sample_of(
     sampled: Sequence[Sequence[int]], is_invalid: torch.Tensor | None = None
 ) -> DeviceSample:

@@ -289,8 +289,8 @@ def _verification_variants() -> Iterator[Variant]:
         **dict.fromkeys(words, "*i64"),
         **dict.fromkeys(("sources", "targets"), "*i32"),
         "is_invalid": "*i1",
-        **dict.fromkeys(("draft_stride", "parent_stride", "max_nodes", "table_stride"), "i32"),
-        "num_moves": "i32",
+        **dict.fromkeys(("draft_stride", "parent_stride", "nodes_stride", "kept_stride"), "i32"),
+        **dict.fromkeys(("max_nodes", "table_stride", "num_moves"), "i32"),
     }
     one_warp = {"num_warps": 1}
     for block in (8, 64):

@@ -1,4 +1,4 @@
-"""Sampling and verification of whole rows of logits in tensors of fixed shape: the definition.
+"""Sampling of whole rows of logits in tensors of fixed shape: the definition.
 
 The token of a row is the argmax of (logits / temperature, truncated by min_p, top_k and top_p) +
 Gumbel noise, which is a sample of the softmax of the truncated logits (Gumbel 1954; see Maddison,
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -188,45 +187,3 @@ def _noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
     )
     found = gumbel_noise(NoiseKeys(*columns), ids.expand(num_rows, num_columns).flatten())
     return found.view_as(chunks)
-
-
-@dataclass(frozen=True)
-class DeviceChains:
-    """Chains of drafts of B sequences, padded to Q - 1 tokens.
-
-    num_kept: of a sequence whose drafts are accepted by chance, how many are; else -1.
-    """
-
-    token_ids: Tensor  # [B, Q - 1] int64
-    num_drafts: Tensor  # [B] int64
-    num_kept: Tensor  # [B] int64
-
-
-class VerifiedChains(NamedTuple):
-    """New tokens of B sequences: of each the first `counts`, from 0 to Q."""
-
-    token_ids: Tensor  # [B, Q] int64
-    counts: Tensor  # [B] int64
-
-
-def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
-    """Verify chains of drafts: coupled verification (`verifiers.coupled`), or by chance.
-
-    A draft token is accepted where the target samples the same one, so the new tokens are the
-    sampled ones up to the first that differs, and before the first row that is invalid.
-
-    sample: of B sequences with Q rows each.
-    """
-    num_sequences, num_places = drafts.token_ids.shape
-    sampled = sample.token_ids.view(num_sequences, -1)
-    is_valid = ~sample.is_invalid.view(num_sequences, -1)
-    if num_places == 0:
-        return VerifiedChains(sampled, is_valid.long().squeeze(1))
-    places, num_kept = torch.arange(num_places, device=sampled.device), drafts.num_kept[:, None]
-    is_equal = (sampled[:, :-1] == drafts.token_ids) & (places < drafts.num_drafts[:, None])
-    is_accepted = torch.where(num_kept >= 0, places < num_kept, is_equal)
-    is_output = pad(is_accepted, (1, 0), value=True) & is_valid
-    accepted = torch.where(is_accepted, drafts.token_ids, sampled[:, :-1])
-    return VerifiedChains(
-        torch.cat([accepted, sampled[:, -1:]], 1), is_output.long().cumprod(1).sum(1)
-    )

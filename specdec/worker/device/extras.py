@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device.device_sampler import VerifiedChains
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.sampling.logprobs import logprob_table, padded
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepRow

@@ -14,12 +14,8 @@ from torch import Tensor
 
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.device_states import StateRows
-from specdec.sampling.device.device_sampler import (
-    DeviceChains,
-    DeviceSample,
-    SamplingKind,
-    VerifiedChains,
-)
+from specdec.sampling.device.device_sampler import DeviceSample, SamplingKind
+from specdec.sampling.device.device_trees import DeviceTrees, VerifiedChains
 from specdec.sampling.sampler import sample_on_device
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device.decoder import DeviceDecoder
@@ -227,10 +223,8 @@ class StepLauncher:
     def _verify(self, packed: Packed, sample: DeviceSample) -> VerifiedChains:
         if packed.trees is not None:
             return self._trees.verify(packed, sample)
-        num_kept = packed.table[:, Word.NUM_KEPT]
-        return self._shard.ops.verify_chains(
-            sample, DeviceChains(packed.drafts, packed.num_drafts, num_kept)
-        )
+        drafts = DeviceTrees(packed.drafts, None, packed.num_drafts, packed.table[:, Word.NUM_KEPT])
+        return self._shard.ops.verify_trees(sample, drafts).chains
 
     def _places(self, shape: StepShape) -> Tensor:
         """Return which of its row's sampled tokens each new token was, [num_rows, Q]."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.moves import AcceptedPaths
 from specdec.kernels.reference.device_batch import TreeNodes
-from specdec.sampling.device.device_sampler import DeviceSample, VerifiedChains
-from specdec.sampling.device.device_trees import DeviceTrees
+from specdec.sampling.device.device_sampler import DeviceSample
+from specdec.sampling.device.device_trees import DeviceTrees, VerifiedChains
 from specdec.sampling.row_ops import RowOps
 from specdec.worker.device.input.input import Packed, Word
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
@@ -60,6 +60,7 @@ class TreePaths:
         num_kept = packed.table[:, Word.NUM_KEPT]
         drafts = DeviceTrees(packed.drafts, packed.trees.parents, packed.num_drafts, num_kept)
         verified = self._ops.verify_trees(sample, drafts)
+        assert verified.places is not None, "trees have places"
         self._places[: len(verified.places), : verified.places.shape[1]] = verified.places
         moves = self._ops.path_moves(
             AcceptedPaths(

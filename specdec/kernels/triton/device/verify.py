@@ -6,7 +6,7 @@ import triton.language as tl
 _BASE = tl.constexpr(-1)
 
 # Arguments for whose values nothing is compiled again: a step may have any.
-_WALK_TREE = ("draft_stride", "parent_stride", "max_nodes")
+_WALK_TREE = ("draft_stride", "parent_stride", "nodes_stride", "kept_stride", "max_nodes")
 _PATH_MOVES = ("max_nodes", "table_stride")
 _MOVE_SLOTS = ("num_moves",)
 
@@ -17,13 +17,15 @@ def walk_tree(
     is_invalid,  # [B, max_nodes + 1] bool, whether it is no token
     draft_ids,  # [B, max_nodes] int64, rows of draft_stride
     parents,  # [B, max_nodes] int64, rows of parent_stride; -1 for children of the base
-    num_nodes,  # [B] int64
+    num_nodes,  # [B] int64, apart by nodes_stride
     num_kept,  # [B] int64, drafts of a chain to accept whatever they are; negative for a walk
     token_ids,  # output [B, max_nodes + 1] int64, the first num_tokens of each row
     num_tokens,  # output [B] int64
     places,  # output [B, max_nodes + 1] int64, of each new token among the row's sampled ones
     draft_stride,
     parent_stride,
+    nodes_stride,
+    kept_stride,
     max_nodes,
     BLOCK: tl.constexpr,
 ):
@@ -34,8 +36,8 @@ def walk_tree(
     """
     sequence = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, BLOCK)
-    is_node = nodes < tl.load(num_nodes + sequence)
-    kept = tl.load(num_kept + sequence)
+    is_node = nodes < tl.load(num_nodes + sequence * nodes_stride)
+    kept = tl.load(num_kept + sequence * kept_stride)
     drafts = tl.load(draft_ids + sequence * draft_stride + nodes, mask=is_node, other=-1)
     above = tl.load(parents + sequence * parent_stride + nodes, mask=is_node, other=-2)
     row = sequence * (max_nodes + 1)

@@ -18,7 +18,8 @@ from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceDrafts, DraftHead
 from specdec.sampling.device.device_growth import GrowthShape
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import KvDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout

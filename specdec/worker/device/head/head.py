@@ -25,7 +25,8 @@ from specdec.sampling.device.device_growth import (
     GrownTrees,
     GrowthShape,
 )
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

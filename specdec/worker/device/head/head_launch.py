@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_growth import GrowthShape
-from specdec.sampling.device.device_sampler import VerifiedChains
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.worker.device.head.block import BlockDrafts
 from specdec.worker.device.head.head import DraftRows
 from specdec.worker.device.head.pairs import PairDrafts

@@ -19,7 +19,8 @@ from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import first_slot
 from specdec.sampling.device.device_growth import GrowthShape
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.sampling.device.device_growth import GrowthShape
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.worker.device.head.head import DraftRows, HeadDrafts
 from specdec.worker.device.input.draft_layout import DraftLayout
 from specdec.worker.device.state import DeviceState, DeviceStepLimits

@@ -43,7 +43,7 @@ class Word(IntEnum):
 
     START: position of the last known token, unless IS_PENDING: then that and the token are on the
     device, and so are at most NUM_DRAFTS drafts of a head, and MAX_END is that of the
-    StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
+    StepRow. NUM_KEPT: as in DeviceTrees. NUM_NEXT: draft tokens that the head makes
     after the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
     ADAPTER: the place of its adapter, 0 without one. NEXT_DEPTH: of the tree after the row, 0 for

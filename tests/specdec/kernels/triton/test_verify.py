@@ -7,7 +7,7 @@ import torch
 from specdec.kernels.moves import AcceptedPaths
 from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.moves import move_kv
-from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample
+from specdec.sampling.device.device_sampler import DeviceSample
 from specdec.sampling.device.device_trees import DeviceTrees
 from specdec.sampling.row_ops import RowOps, TritonRowOps
 from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
@@ -36,11 +36,19 @@ def test_chains_are_those_of_the_reference(seed):
     drafts, sampled = torch.randint(2, **sizes), torch.randint(2, (30,), generator=generator)
     is_invalid = torch.rand(30, generator=generator) < 0.1
     num_drafts, num_kept = torch.tensor([4, 3, 0, 4, 4, 2]), torch.tensor([-1, -1, -1, 4, 0, 1])
-    arguments = DeviceSample(sampled, is_invalid), DeviceChains(drafts, num_drafts, num_kept)
-    found, expected = TRITON.verify_chains(*arguments), TORCH.verify_chains(*arguments)
+    arguments = DeviceSample(sampled, is_invalid), DeviceTrees(drafts, None, num_drafts, num_kept)
+    found, expected = TRITON.verify_trees(*arguments), TORCH.verify_trees(*arguments)
     assert found.counts.tolist() == expected.counts.tolist()
     for row, count in enumerate(expected.counts.tolist()):
         assert found.token_ids[row, :count].tolist() == expected.token_ids[row, :count].tolist()
+
+
+def test_sequences_without_drafts_have_one_token():
+    sample = DeviceSample(torch.tensor([5, 6]), torch.tensor([False, True]))
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    found = TRITON.verify_trees(sample, DeviceTrees(none, None, *torch.zeros(2, 2).long()))
+    assert found.counts.tolist() == [1, 0]
+    assert found.token_ids[0].tolist() == [5]
 
 
 def test_strided_rows_are_read_where_they_are():
@@ -50,7 +58,8 @@ def test_strided_rows_are_read_where_they_are():
     wide = torch.full((len(drafts), 3, WIDTH + 2), 77)
     wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1] = trees.token_ids, trees.parents
     columns = wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1]
-    strided = DeviceTrees(*columns, trees.num_nodes, trees.num_kept)
+    of_rows = torch.stack([trees.num_nodes, trees.num_kept], 1).unbind(1)
+    strided = DeviceTrees(*columns, *of_rows)
     found = TRITON.verify_trees(sample, strided)
     assert found.counts.tolist() == TORCH.verify_trees(sample, trees).counts.tolist()
 

@@ -7,13 +7,7 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling import row_exchange
 from specdec.sampling.device import device_sampler
-from specdec.sampling.device.device_sampler import (
-    DeviceChains,
-    DeviceRules,
-    DeviceSample,
-    SamplingKind,
-    verify_chains,
-)
+from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.row_ops import RowOps
 from specdec.sampling.sampler import sample_on_device
@@ -174,44 +168,3 @@ def test_rows_without_a_token_are_invalid(kind):
     sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
     assert sampled.is_invalid.tolist() == [True, True, True, False, False]
     assert sampled.token_ids[3] >= 300
-
-
-@pytest.mark.parametrize(
-    ("sampled", "drafts", "num_drafts", "invalid", "expected"),
-    [
-        ([5, 6, 7], [5, 6], 2, [], 3),
-        ([5, 6, 7], [5, 9], 2, [], 2),
-        ([5, 6, 7], [9, 6], 2, [], 1),
-        ([5, 6, 7], [5, 6], 1, [], 2),  # the second is padding
-        ([5, 6, 7], [5, 6], 0, [], 1),
-        ([5, 6, 7], [5, 6], 2, [1], 1),
-        ([5, 6, 7], [5, 6], 2, [2], 2),
-        ([5, 6, 7], [5, 9], 2, [2], 2),  # after the path
-        ([5, 6, 7], [5, 6], 2, [0], 0),
-    ],
-)
-def test_chains_are_verified_up_to_the_first_difference(
-    sampled, drafts, num_drafts, invalid, expected
-):
-    is_invalid = torch.tensor([place in invalid for place in range(3)])
-    sample = DeviceSample(torch.tensor(sampled), is_invalid)
-    chains = DeviceChains(torch.tensor([drafts]), torch.tensor([num_drafts]), torch.tensor([-1]))
-    tokens, counts = verify_chains(sample, chains)
-    assert counts.tolist() == [expected]
-    assert tokens[0, :expected].tolist() == sampled[:expected]
-
-
-@pytest.mark.parametrize("num_kept", [0, 1, 2])
-def test_drafts_may_be_kept_by_chance(num_kept):
-    sample = DeviceSample(torch.tensor([5, 6, 7]), torch.zeros(3, dtype=torch.bool))
-    chains = DeviceChains(torch.tensor([[8, 9]]), torch.tensor([2]), torch.tensor([num_kept]))
-    tokens, counts = verify_chains(sample, chains)
-    assert tokens[0, : counts[0]].tolist() == [[5], [8, 6], [8, 9, 7]][num_kept]
-
-
-def test_sequences_without_drafts_have_one_token():
-    sample = DeviceSample(torch.tensor([5, 6]), torch.tensor([False, True]))
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    tokens, counts = verify_chains(sample, DeviceChains(none, *torch.zeros(2, 2).long()))
-    assert tokens.tolist() == [[5], [6]]
-    assert counts.tolist() == [1, 0]

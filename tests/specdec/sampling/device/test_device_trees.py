@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specdec.sampling.device.device_sampler import DeviceChains, DeviceSample, verify_chains
+from specdec.sampling.device.device_sampler import DeviceSample
 from specdec.sampling.device.device_trees import DeviceTrees, verify_trees
 from specdec.types.drafts.draft_tree import path_of, walk
-from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
+from tests.specdec.walks import WIDTH, chain_of, device_trees, random_drafts, sample_of
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -46,8 +46,7 @@ def test_chains_beside_trees_are_verified_as_alone(num_kept):
     trees = device_trees(drafts, [num_kept, -1])
     found = verify_trees(sample_of(sampled), trees)
     sample = DeviceSample(torch.tensor(sampled[0]), torch.zeros(3, dtype=torch.bool))
-    chains = DeviceChains(torch.tensor([[8, 9]]), torch.tensor([2]), torch.tensor([num_kept]))
-    expected = verify_chains(sample, chains)
+    expected = verify_trees(sample, chain_of([8, 9], 2, num_kept))
     count = int(expected.counts)
     assert found.counts.tolist() == [count, 3]
     assert found.token_ids[0, :count].tolist() == expected.token_ids[0, :count].tolist()
@@ -63,3 +62,44 @@ def test_a_path_of_64_nodes_is_accepted():
     assert found.counts.tolist() == [65]
     assert found.token_ids[0].tolist() == list(range(65))
     assert found.places[0].tolist() == list(range(65))
+
+
+@pytest.mark.parametrize(
+    ("sampled", "drafts", "num_drafts", "invalid", "expected"),
+    [
+        ([5, 6, 7], [5, 6], 2, [], 3),
+        ([5, 6, 7], [5, 9], 2, [], 2),
+        ([5, 6, 7], [9, 6], 2, [], 1),
+        ([5, 6, 7], [5, 6], 1, [], 2),  # the second is padding
+        ([5, 6, 7], [5, 6], 0, [], 1),
+        ([5, 6, 7], [5, 6], 2, [1], 1),
+        ([5, 6, 7], [5, 6], 2, [2], 2),
+        ([5, 6, 7], [5, 9], 2, [2], 2),  # after the path
+        ([5, 6, 7], [5, 6], 2, [0], 0),
+    ],
+)
+def test_chains_are_verified_up_to_the_first_difference(
+    sampled, drafts, num_drafts, invalid, expected
+):
+    is_invalid = torch.tensor([place in invalid for place in range(3)])
+    sample = DeviceSample(torch.tensor(sampled), is_invalid)
+    chains = chain_of(drafts, num_drafts)
+    tokens, counts = verify_trees(sample, chains).chains
+    assert counts.tolist() == [expected]
+    assert tokens[0, :expected].tolist() == sampled[:expected]
+
+
+@pytest.mark.parametrize("num_kept", [0, 1, 2])
+def test_drafts_may_be_kept_by_chance(num_kept):
+    sample = DeviceSample(torch.tensor([5, 6, 7]), torch.zeros(3, dtype=torch.bool))
+    chains = chain_of([8, 9], 2, num_kept)
+    tokens, counts = verify_trees(sample, chains).chains
+    assert tokens[0, : counts[0]].tolist() == [[5], [8, 6], [8, 9, 7]][num_kept]
+
+
+def test_sequences_without_drafts_have_one_token():
+    sample = DeviceSample(torch.tensor([5, 6]), torch.tensor([False, True]))
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    tokens, counts = verify_trees(sample, DeviceTrees(none, None, *torch.zeros(2, 2).long())).chains
+    assert tokens.tolist() == [[5], [6]]
+    assert counts.tolist() == [1, 0]

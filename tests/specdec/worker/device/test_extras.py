@@ -11,7 +11,8 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.device.device_edits import chain_paths
-from specdec.sampling.device.device_sampler import SamplingKind, VerifiedChains
+from specdec.sampling.device.device_sampler import SamplingKind
+from specdec.sampling.device.device_trees import VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import (
     PENDING_TOKEN,
