@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 
 import torch
 
@@ -15,7 +13,6 @@ from specdec.kernels.reference.recurrent.recurrence import RecurrenceKernels
 from specdec.kernels.reference.rows import RowKernels
 from specdec.kernels.reference.triton_availability import triton_fault
 from specdec.types.errors import InvalidValueError
-from specdec.types.sharding import HeadShard
 
 
 class KernelBackend(StrEnum):
@@ -77,28 +74,14 @@ class KernelBackend(StrEnum):
         return cls.TORCH
 
 
-def paged_attention(
-    backend: KernelBackend,
-    heads: HeadShard,
-    head_dim: int,
-    block_size: int,
-    device: torch.device,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    latent_rank: int | None = None,
-) -> PagedAttention:
-    """Return the attention of a backend; the native kernels' decoder does not use it.
+def attention_kind(backend: KernelBackend) -> type[PagedAttention]:
+    """Return the attention of a backend; the native kernels' decoder does not use it."""
+    if not backend.is_triton:
+        return PagedAttention
+    from specdec.kernels.triton import attention  # imports Triton
 
-    Arguments as in PagedAttention.
-    """
-    kind: Callable[..., PagedAttention] = PagedAttention
-    if backend.is_triton:
-        from specdec.kernels.triton.attention import TritonAttention  # imports Triton
-
-        kind = partial(TritonAttention, invariant=backend is KernelBackend.INVARIANT)
-    sizes = (heads, head_dim, block_size, device)
-    return kind(*sizes, scale=scale, softcap=softcap, latent_rank=latent_rank)
+    is_invariant = backend is KernelBackend.INVARIANT
+    return attention.InvariantAttention if is_invariant else attention.TritonAttention
 
 
 def row_kernels(backend: KernelBackend) -> RowKernels:

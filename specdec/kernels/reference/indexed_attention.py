@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.attention import AttentionPlan
+from specdec.kernels.reference.attention import AttentionPlan, QueryKeyNorms, Rotation
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.kernels.reference.paged_attention import AttentionGroup, PagedAttention, TorchPlan
 from specdec.types.sharding import HeadShard
@@ -31,9 +31,9 @@ class Index(NamedTuple):
 class IndexedAttention(PagedAttention):
     """Attention to at most `num_chosen` tokens of a context, by latents.
 
-    A slot of the KV cache has the indexer's key after that of attention. `choose` decides for `run`
-    of this layer and of the next ones, up to another choice. Of tokens with equal scores the first
-    are chosen.
+    A slot of the KV cache has the indexer's key after that of attention. `choose` decides for the
+    pass of this layer and of the next ones, up to another choice. Of tokens with equal scores the
+    first are chosen.
     """
 
     _chosen: TorchPlan | None = None
@@ -64,10 +64,11 @@ class IndexedAttention(PagedAttention):
         groups = tuple(self._narrowed(group, index, keys) for group in plan.groups)
         self._chosen = replace(plan, groups=groups)
 
-    def run(
+    def rotate_and_run(
         self,
-        query: Tensor,
-        kv: Tensor,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
@@ -77,7 +78,8 @@ class IndexedAttention(PagedAttention):
         chosen = self._chosen
         assert chosen is not None, "the first layer of a pass chooses tokens"
         assert chosen.slot_mapping is plan.slot_mapping, "the choice is that of another pass"
-        return super().run(query, kv, kv_cache[..., : self.head_dim], chosen, sinks, scales)
+        own = kv_cache[..., : self.head_dim]
+        return super().rotate_and_run(heads, norms, rotation, own, chosen, sinks, scales)
 
     def _narrowed(self, group: AttentionGroup, index: Index, kv_cache: Tensor) -> AttentionGroup:
         """Return a group with its mask on tokens that are not chosen; kv_cache: of the indexer."""

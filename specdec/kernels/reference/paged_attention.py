@@ -97,15 +97,12 @@ class PagedAttention:
         dimensions of the latents that are values; None where values are apart from keys.
         """
         assert latent_rank is None or len(heads.kv) == 1, "all heads share one latent"
-        self.num_kv_heads = len(heads.kv)
+        self.heads, self.num_kv_heads = heads, len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
         after = len(heads.kv) * heads.heads_per_kv - heads.first_in_group - len(heads.query)
         self.missing_heads = (heads.first_in_group, after)
-        self.head_dim = head_dim
-        self.block_size = block_size
-        self.device = device
-        self.softcap = softcap
-        self.latent_rank = latent_rank
+        self.head_dim, self.block_size, self.device = head_dim, block_size, device
+        self.softcap, self.latent_rank = softcap, latent_rank
         self.scale = head_dim**-0.5 if scale is None else scale
 
     @property
@@ -149,9 +146,26 @@ class PagedAttention:
         sinks: Tensor | None = None,  # [num_heads]
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """Normalize and rotate queries and keys, then `run`; may change `heads`."""
-        query, kv = self._rotate(heads, norms, rotation)
-        return self.run(query, kv, kv_cache, plan, sinks, scales)
+        """Normalize and rotate queries and keys, store the KV, and `attend`; may change `heads`."""
+        slots = plan.slot_mapping
+        query = self.rotate_and_store(heads, norms, rotation, kv_cache, slots, scales)
+        return self.attend(query, kv_cache, plan, sinks, scales)
+
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
+    ) -> Tensor:
+        """Run as `rotate_and_run` with queries and keys that are rotated, or are not to be.
+
+        query: [T, num_heads, head_dim]. kv: [T, kv_parts, num_kv_heads, head_dim].
+        """
+        heads = torch.cat([query, kv.flatten(1, 2)], 1)
+        return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks, scales)
 
     def rotate_and_store(
         self,
@@ -161,25 +175,22 @@ class PagedAttention:
         kv_cache: Tensor,
         slots: Tensor,
         scales: KVScales = UNIT_SCALES,
-    ) -> None:
-        """Write keys and values to slots [T] without attention; others as in `rotate_and_run`."""
-        _, kv = self._rotate(heads, norms, rotation)
-        self._store(kv, kv_cache, slots, scales)
+    ) -> Tensor:
+        """Write keys and values to slots [T]; return the queries [T, num_heads, head_dim].
 
-    def _rotate(
-        self, heads: Tensor, norms: QueryKeyNorms | None, rotation: Rotation | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return queries, and keys and values, as `run` takes them; changes `heads`."""
-        num_stored = self.kv_parts * self.num_kv_heads
-        num_queries = heads.shape[1] - num_stored
-        query, kv = heads.split((num_queries, num_stored), dim=1)
+        Other arguments as in `rotate_and_run`.
+        """
+        num_queries = heads.shape[1] - self.kv_parts * self.num_kv_heads
+        query, kv = heads[:, :num_queries], heads[:, num_queries:]
         if norms is not None:
             key = kv[:, : self.num_kv_heads]
             query.copy_(norms.query(query))
             key.copy_(norms.key(key))
         if rotation is not None:
             rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
-        return query, kv.view(len(heads), self.kv_parts, self.num_kv_heads, self.head_dim)
+        kv = kv.view(len(heads), self.kv_parts, self.num_kv_heads, self.head_dim)
+        self._store(kv, kv_cache, slots, scales)
+        return query
 
     def _store(self, kv: Tensor, kv_cache: Tensor, slots: Tensor, scales: KVScales) -> None:
         stored = stored_values(kv, kv_cache.dtype, scales)
@@ -221,25 +232,21 @@ class PagedAttention:
         )
         return TorchPlan(batch.slot_mapping, (group,))
 
-    def run(
+    def attend(
         self,
         query: Tensor,
-        kv: Tensor,
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, value_dim].
+        """Attend to a cache that has the KV of the batch; return [T, num_heads, value_dim].
 
-        sinks: [num_heads], the score of a key that every query sees and that has no value (Xiao et
-        al. 2023, section 3.3); None without.
-        query: [T, num_heads, head_dim]. kv: [T, kv_parts, num_kv_heads, head_dim], keys rotated.
-        kv_cache: [num_slots, kv_parts, num_kv_heads, head_dim], changed in place.
+        query: [T, num_heads, head_dim]. sinks: [num_heads], the score of a key that every query
+        sees and that has no value (Xiao et al. 2023, section 3.3); None without.
         scales: of a cache of 8-bit floats; those of key and value are equal with latents.
         """
         assert isinstance(plan, TorchPlan)
-        self._store(kv, kv_cache, plan.slot_mapping, scales)
         if plan.is_one_block:
             only = plan.groups[0]
             grouped = query.reshape(*only.rows.shape, *query.shape[1:])

@@ -18,6 +18,7 @@ that fill a tile; a program reads a latent once, for scores and sums.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ from specdec.kernels.triton.attention_plan import (
     plan_device_batch,
 )
 from specdec.kernels.triton.device import attention as kernels
-from specdec.kernels.triton.device.store_kv import rotate_and_store
+from specdec.kernels.triton.device.store_kv import rotate_and_store as store_kernel
 from specdec.kernels.triton.ragged_plan import plan_ragged_batch
 from specdec.types.sharding import HeadShard
 
@@ -79,57 +80,42 @@ class TritonAttention(PagedAttention):
     """
 
     copies_pages = False
+    invariant = False
 
-    def __init__(
-        self,
-        heads: HeadShard,
-        head_dim: int,
-        block_size: int,
-        device: torch.device,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        latent_rank: int | None = None,
-        invariant: bool = False,
-    ) -> None:
-        """Other arguments as in PagedAttention."""
-        super().__init__(
-            heads,
-            head_dim,
-            block_size,
-            device,
-            scale=scale,
-            softcap=softcap,
-            latent_rank=latent_rank,
-        )
-        self.num_heads = len(heads.query)
-        self._heads = heads if latent_rank is None else _divide_heads(self.num_heads)
-        self.first_head = heads.first_in_group
-        self._rotary_dim = 0 if latent_rank is None else head_dim - latent_rank
-        self.invariant = invariant
-        self._block_d = _block_of(self.value_dim)
+    @cached_property
+    def _divided(self) -> HeadShard:
+        """The heads as programs have them."""
+        num_heads = len(self.heads.query)
+        return self.heads if self.latent_rank is None else _divide_heads(num_heads)
+
+    @property
+    def _rotary_dim(self) -> int:
+        """Dimensions of a key with latents that are no part of its value."""
+        return self.head_dim - self.value_dim
+
+    @cached_property
+    def _block_d(self) -> int:
+        return _block_of(self.value_dim)
 
     def plan(
         self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        sizes = (self._heads, self.value_dim, self.device)
+        sizes = (self._divided, self.value_dim, self.device)
         return plan_batch(batch, *sizes, visible, invariant=self.invariant)
 
     def plan_on_device(
         self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        sizes = (self._heads, self.value_dim, self.block_size)
+        sizes = (self._divided, self.value_dim, self.block_size)
         if isinstance(batch, RaggedBatch):
             return plan_ragged_batch(batch, *sizes, visible, invariant=self.invariant)
         return plan_device_batch(batch, *sizes, visible, invariant=self.invariant)
 
-    def rotate_and_run(
+    def attend(
         self,
-        heads: Tensor,
-        norms: QueryKeyNorms | None,
-        rotation: Rotation | None,
+        query: Tensor,
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
@@ -137,43 +123,6 @@ class TritonAttention(PagedAttention):
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
-        query = self._rotate_and_write(heads, norms, rotation, kv_cache, plan.slot_mapping, scales)
-        return self.attend(query, kv_cache, plan, sinks, scales)
-
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        norms: QueryKeyNorms | None,
-        rotation: Rotation | None,
-        kv_cache: Tensor,
-        slots: Tensor,
-        scales: KVScales = UNIT_SCALES,
-    ) -> None:
-        """See PagedAttention."""
-        self._rotate_and_write(heads, norms, rotation, kv_cache, slots, scales)
-
-    def run(
-        self,
-        query: Tensor,
-        kv: Tensor,
-        kv_cache: Tensor,
-        plan: AttentionPlan,
-        sinks: Tensor | None = None,
-        scales: KVScales = UNIT_SCALES,
-    ) -> Tensor:
-        """See PagedAttention."""
-        heads = torch.cat([query, kv.flatten(1, 2)], 1)
-        return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks, scales)
-
-    def attend(
-        self,
-        query: Tensor,
-        kv_cache: Tensor,
-        plan: TritonPlan,
-        sinks: Tensor | None = None,
-        scales: KVScales = UNIT_SCALES,
-    ) -> Tensor:
-        """Attend to a cache that has the KV of the batch; arguments as in `run`."""
         assert self.latent_rank is None or scales.key == scales.value, "a value is a part of a key"
         output = query.new_empty(*query.shape[:2], self.value_dim)
         own = None if sinks is None else sinks.contiguous()
@@ -184,21 +133,21 @@ class TritonAttention(PagedAttention):
                 self._merge(run, tiles)
         return output
 
-    def _rotate_and_write(
+    def rotate_and_store(
         self,
         heads: Tensor,
         norms: QueryKeyNorms | None,
         rotation: Rotation | None,
         kv_cache: Tensor,
         slots: Tensor,
-        scales: KVScales,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
-        """Write keys and values to their slots; return the queries [T, num_heads, head_dim]."""
-        num_tokens, count, head_dim = heads.shape
-        query = heads.new_empty(num_tokens, self.num_heads, head_dim)
-        assert count == self.num_heads + self.kv_parts * self.num_kv_heads
+        """See PagedAttention."""
+        (num_tokens, count, head_dim), num_heads = heads.shape, len(self.heads.query)
+        query = heads.new_empty(num_tokens, num_heads, head_dim)
+        assert count == num_heads + self.kv_parts * self.num_kv_heads
         assert heads.stride()[1:] == (head_dim, 1)
-        rotate_and_store[(num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))](
+        store_kernel[(num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))](
             heads,
             query,
             kv_cache,
@@ -211,7 +160,7 @@ class TritonAttention(PagedAttention):
             norms.query.eps if norms else 0.0,
             scales.key,
             scales.value,
-            NUM_HEADS=self.num_heads,
+            NUM_HEADS=num_heads,
             KV_HEADS=self.num_kv_heads,
             KV_PARTS=self.kv_parts,
             HEAD_DIM=head_dim,
@@ -232,10 +181,10 @@ class TritonAttention(PagedAttention):
         plan, shape, parts = run.plan, tiles.shape, tiles.parts
         visible = plan.visible
         num_parts = 0 if parts is None else parts.values.shape[2]
-        num_programs = len(tiles.sequences) * len(self._heads.kv)
+        num_programs = len(tiles.sequences) * len(self._divided.kv)
         most_splits = min(_MAX_SPLITS, max(1, _ENOUGH_WITH_SPLITS // num_programs))
         splits = max(1, min(num_parts, most_splits))
-        kernels.paged_attention[(len(tiles.sequences), len(self._heads.kv), splits)](
+        kernels.paged_attention[(len(tiles.sequences), len(self._divided.kv), splits)](
             run.query,
             run.kv_cache,
             run.output if parts is None else parts.values,
@@ -282,7 +231,7 @@ class TritonAttention(PagedAttention):
         plan, shape, parts = run.plan, tiles.shape, tiles.parts
         assert parts is not None
         row_blocks = triton.cdiv(shape.used_rows, _MERGED_ROWS)
-        kernels.merge_segments[(len(tiles.sequences), len(self._heads.kv), row_blocks)](
+        kernels.merge_segments[(len(tiles.sequences), len(self._divided.kv), row_blocks)](
             parts.values,
             parts.statistics,
             run.output,
@@ -302,15 +251,21 @@ class TritonAttention(PagedAttention):
     def _sizes(self, run: _Pass, tiles: Tiles) -> dict[str, int]:
         """Return the compile-time constants that both kernels have."""
         return {
-            "NUM_HEADS": self.num_heads,
-            "KV_HEADS": len(self._heads.kv),
-            "GROUP": self._heads.heads_per_kv,
-            "FIRST_HEAD": self.first_head,
+            "NUM_HEADS": len(self.heads.query),
+            "KV_HEADS": len(self._divided.kv),
+            "GROUP": self._divided.heads_per_kv,
+            "FIRST_HEAD": self.heads.first_in_group,
             "VALUE_DIM": self.value_dim,
             "BLOCK_D": self._block_d,
             "BLOCK_M": tiles.shape.num_rows,
             "HAS_SINKS": run.sinks is not None,
         }
+
+
+class InvariantAttention(TritonAttention):
+    """Attention whose rows have the same bits in any batch and however a text is split."""
+
+    invariant = True
 
 
 def _divide_heads(num_heads: int) -> HeadShard:

@@ -145,7 +145,7 @@ def plan_batch(
 ) -> TritonPlan:
     """Divide a batch into tiles, and copy what the kernels read to the device, in one copy.
 
-    Arguments as in PagedAttention.plan and TritonAttention.
+    Arguments as in PagedAttention.plan; invariant: as in TritonAttention.
     """
     launches = [
         _divide(batch, members, heads.heads_per_kv, head_dim, invariant=invariant)

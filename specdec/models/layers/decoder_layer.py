@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.backend import KernelBackend, attention_kind
 from specdec.kernels.reference.attention import QueryKeyNorms
 from specdec.kernels.reference.indexed_attention import IndexedAttention
 from specdec.kernels.reference.kv_scales import UNIT_SCALES
@@ -245,8 +245,7 @@ def layer_attention(
             latent_rank=latent.rank,
             num_chosen=latent.indexer.num_chosen,
         )
-    return paged_attention(
-        backend,
+    return attention_kind(backend)(
         heads if latent is None else heads.sharing_one_key(),
         config.head_dim,
         block_size,

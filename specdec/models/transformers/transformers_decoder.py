@@ -22,7 +22,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from specdec.config.engine import AdapterLimits
 from specdec.kernels import PagedAttention
-from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.backend import KernelBackend, attention_kind
 from specdec.kernels.moves import move_kv
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
@@ -130,8 +130,7 @@ class TransformersDecoder:
             key = (layer.scale, layer.softcap)
             if key not in made:
                 (heads,) = HeadShard.all_ranks(layer.num_heads, layer.num_kv_heads, 1)
-                made[key] = paged_attention(
-                    self._backend,
+                made[key] = attention_kind(self._backend)(
                     heads,
                     layer.key_dim,
                     block_size,

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.attention import ALL_BEFORE, AttentionPlan, Visible
+from specdec.kernels.reference.attention import (
+    ALL_BEFORE,
+    AttentionPlan,
+    QueryKeyNorms,
+    Rotation,
+    Visible,
+)
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.kv_scales import UNIT_SCALES, KVScales
 from specdec.kernels.reference.paged_attention import PagedAttention, TorchPlan
@@ -38,10 +44,11 @@ class WholeSampleAttention(PagedAttention):
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         return WholePlan(nothing, (), PaddedTokens.of(lengths, self.device))
 
-    def run(
+    def rotate_and_run(
         self,
-        query: Tensor,
-        kv: Tensor,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
@@ -50,7 +57,13 @@ class WholeSampleAttention(PagedAttention):
         """See PagedAttention."""
         assert isinstance(plan, WholePlan)
         assert sinks is None, "torch's kernels have no sinks"
+        slots = plan.slot_mapping
+        query = self.rotate_and_store(heads, norms, rotation, kv_cache, slots, scales)
+        kv = heads[:, query.shape[1] :].view(len(heads), 2, self.num_kv_heads, self.head_dim)
         return plan.rows.attend(query, KeyValue(kv[:, 0], kv[:, 1]), self.scale)
+
+    def _store(self, kv: Tensor, kv_cache: Tensor, slots: Tensor, scales: KVScales) -> None:
+        """Leave the cache alone."""
 
 
 def use_whole_samples(decoder: CausalDecoder) -> bool:

@@ -11,7 +11,7 @@ from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
-from specdec.kernels.triton.attention import TritonAttention, stages_of
+from specdec.kernels.triton.attention import InvariantAttention, TritonAttention, stages_of
 from specdec.kernels.triton.attention_plan import Tiles, tile_rows
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
@@ -22,15 +22,14 @@ TREE = (-1, -1, 0, 0, 1, 2)
 RAGGED = ((40, 1), (7, 3), (1, 1), (33, 6))
 
 
-def attention_of(case, **options):
-    return TritonAttention(
+def attention_of(case, *, invariant=False):
+    return (InvariantAttention if invariant else TritonAttention)(
         case.heads,
         case.head_dim,
         case.block_size,
         CPU,
         softcap=case.soft_cap,
         latent_rank=case.latent_rank,
-        **options,
     )
 
 

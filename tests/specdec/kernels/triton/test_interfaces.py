@@ -17,7 +17,7 @@ from specdec.sampling.row_ops import RowOps, TritonRowOps
     [
         (TritonRowKernels, RowKernels, set()),
         (TritonRecurrence, RecurrenceKernels, set()),
-        (TritonAttention, PagedAttention, set()),
+        (TritonAttention, PagedAttention, {"rotate_and_run", "run"}),
         (TritonRowOps, RowOps, {"sample_batch", "children_of", "edit"}),  # which call others
     ],
 )

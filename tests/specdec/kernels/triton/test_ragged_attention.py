@@ -7,7 +7,7 @@ import torch
 from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import RaggedBatch
-from specdec.kernels.triton.attention import TritonAttention
+from specdec.kernels.triton.attention import InvariantAttention, TritonAttention
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 from tests.specdec.kernels.triton.pages import Case, Pages
@@ -39,13 +39,12 @@ def ragged(pages, decode_len=4, num_padding=3, num_empty=2):
 MIXED = ((40, 40), (50, 1), (30, 20), (18, 4), (25, 17))
 
 
-def check_ragged(case, decode_len=4, **options):
+def check_ragged(case, decode_len=4, kind=TritonAttention):
     pages = Pages(case)
     batch, num_tokens = ragged(pages, decode_len), len(pages.query)
     expected = pages.expected()
-    for kind in (TritonAttention, PagedAttention):
-        own = options if kind is TritonAttention else {}
-        attention = kind(case.heads, case.head_dim, case.block_size, CPU, **own)
+    for each in (kind, PagedAttention):
+        attention = each(case.heads, case.head_dim, case.block_size, CPU)
         plan = attention.plan_on_device(batch, case.dtype, Visible(case.window))
         padded = torch.cat([pages.query, torch.zeros_like(pages.query[:3])])
         kv = torch.cat([pages.own_kv, torch.full_like(pages.own_kv[:3], torch.nan)])
@@ -58,11 +57,11 @@ def test_ragged_batch_made_on_the_device(lengths):
     check_ragged(Case(lengths))
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_short_prompts_fill_the_tiles_of_decodes_with_segments(invariant):
+@pytest.mark.parametrize("kind", [TritonAttention, InvariantAttention])
+def test_short_prompts_fill_the_tiles_of_decodes_with_segments(kind):
     """The parts of a tile hold more tokens than a decode has, where a prompt has more."""
     case = Case(((300, 3), (280, 1), (270, 7)), num_heads=4, kv_heads=2)
-    check_ragged(case, decode_len=1, invariant=invariant)
+    check_ragged(case, decode_len=1, kind=kind)
 
 
 @pytest.mark.slow
@@ -74,7 +73,7 @@ def test_ragged_batches_with_groups_and_windows(group, window):
 
 @pytest.mark.slow
 def test_ragged_batch_with_invariant_attention():
-    check_ragged(Case(MIXED), invariant=True)
+    check_ragged(Case(MIXED), kind=InvariantAttention)
 
 
 @pytest.mark.parametrize("lens", [[1] * 8, [16] * 8, [40], [1, 17, 1, 17], [0, 0, 3, 0, 50, 0]])
