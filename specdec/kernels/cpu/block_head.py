@@ -5,19 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu.build import declare
-from specdec.kernels.cpu.decoder import (
-    AllReduce,
-    BatchArrays,
-    BatchStruct,
-    DecoderStruct,
-    EmbeddingStruct,
-    KvCacheStruct,
-)
+from specdec.kernels.cpu.decoder import BatchArrays, DecoderStruct, EmbeddingStruct
 from specdec.kernels.cpu.drafts import (
     DraftArrays,
     DraftsStruct,
@@ -66,29 +59,11 @@ class BlockHeadStruct(ctypes.Structure):
 class BlockHeadKernel(HeadKernel):
     """Passes of one rank of a block drafter. A block's result is the same bits in any batch."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        head: BlockHeadStruct,
-        max_positions: int,
-        all_reduce: AllReduce | None = None,
-    ) -> None:
-        """See ModelKernel. max_positions: draft blocks included."""
-        super().__init__(library, head.decoder, max_positions, all_reduce)
-        inputs = (ctypes.POINTER(each) for each in (BlockHeadStruct, BatchStruct, KvCacheStruct))
-        own = tuple(inputs)
-        drafts, trees = ctypes.POINTER(DraftsStruct), ctypes.POINTER(DraftTreesStruct)
-        memory = _Address, c_int64
-        declare(
-            library,
-            block_head_memory_bytes=(c_int64, *own, c_int64, c_int32),
-            block_head_forward=(c_int32, *own, *memory, _Address, c_int64, _Address, c_int32),
-            block_draft_memory_bytes=(c_int64, *own, drafts, c_int32),
-            block_draft=(c_int32, *own, *memory, drafts, _Address, c_int32),
-            block_trees_memory_bytes=(c_int64, *own, trees, c_int32),
-            block_trees=(c_int32, *own, *memory, trees, _Address, c_int32),
-        )
-        self._head = head
+    kernels: ClassVar = {
+        "block_head_forward": (_Address, c_int64, _Address),
+        "block_draft": (ctypes.POINTER(DraftsStruct), _Address),
+        "block_trees": (ctypes.POINTER(DraftTreesStruct), _Address),
+    }
 
     def forward(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor, num_outputs: int
@@ -101,13 +76,9 @@ class BlockHeadKernel(HeadKernel):
         batch = self._arrays(pairs)
         features = self.features_of(batch, features)
         shape = (num_outputs, pairs.num_sequences, self.model.hidden_size)
-        outputs, kv = torch.empty(shape, device="cpu"), KvCacheStruct.of(kv_cache)
-        own, num_threads = (self._head, batch.struct, kv), torch.get_num_threads()
-        results = features.data_ptr(), num_outputs, outputs.data_ptr(), num_threads
-        self.call(
-            lambda *memory: self.library.specdec_block_head_forward(*own, *memory, *results),
-            lambda: self.library.specdec_block_head_memory_bytes(*own, num_outputs, num_threads),
-        )
+        outputs = torch.empty(shape, device="cpu")
+        results = features.data_ptr(), num_outputs, outputs.data_ptr()
+        self.call("block_head_forward", batch, kv_cache, *results)
         return outputs
 
     def draft(
@@ -159,17 +130,11 @@ class BlockHeadKernel(HeadKernel):
         kv_cache: Tensor,
     ) -> None:
         """Call the kernel `name`. depth: the most draft tokens that follow each other."""
-        assert 0 < depth <= self._head.draft_block_size - self._head.first_output
-        batch, num_threads = self._arrays(pairs), torch.get_num_threads()
+        assert 0 < depth <= self._struct.draft_block_size - self._struct.first_output
+        batch = self._arrays(pairs)
         features = self.features_of(batch, features)
-        own = self._head, batch.struct, KvCacheStruct.of(kv_cache)
-        run = getattr(self.library, f"specdec_{name}")
-        memory_bytes = getattr(self.library, f"specdec_{name}_memory_bytes")
-        self.call(
-            lambda *memory: run(*own, *memory, drafts, features.data_ptr(), num_threads),
-            lambda: memory_bytes(*own, drafts, num_threads),
-        )
+        self.call(name, batch, kv_cache, drafts, features.data_ptr())
 
     def _arrays(self, pairs: ForwardBatch) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""
-        return BatchArrays(pairs, self.max_positions - self._head.draft_block_size, self.adapters)
+        return BatchArrays(pairs, self.max_positions - self._struct.draft_block_size, self.adapters)

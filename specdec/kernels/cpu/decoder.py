@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int32, c_int64
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -180,35 +181,46 @@ AllReduce = SharedMemory | Callable[[Tensor], object]
 """All-reduce over the ranks, in place: inside the kernels, or by a Python function."""
 
 
+class _WorkspaceStruct(ctypes.Structure):
+    _fields_ = (("memory", _Address), ("size", c_int64), ("needed", c_int64))
+
+
 class ModelKernel:
     """Calls with the weights of one rank. Not thread-safe: they share a workspace.
 
+    kernels: names without `specdec_`, and the types of their own arguments (`call`).
     adapters: those that are loaded, by id, which may change between passes; None where none can be.
     """
+
+    kernels: ClassVar[Mapping[str, tuple[type, ...]]]
 
     def __init__(
         self,
         library: ctypes.CDLL,
-        model: DecoderStruct,
+        struct: ctypes.Structure,
         max_positions: int,
         all_reduce: AllReduce | None = None,
     ) -> None:
-        """model: its creator owns the memory that it points to.
+        """struct: a decoder, or a head with one; its creator owns the memory that it points to.
 
         max_positions: limit of each context length. all_reduce: sums over the ranks; None for a
         single rank.
         """
-        self.library = library
-        self.model = model
+        self.library, self._struct = library, cast(Any, struct)
+        self.model: DecoderStruct = getattr(self._struct, "decoder", self._struct)
         self.max_positions = max_positions
         self.all_reduce = all_reduce
         self.adapters: dict[int, LoraArrays] | None = None
         self._failure: BaseException | None = None
         if isinstance(all_reduce, SharedMemory):
-            model.communicator = all_reduce.communicator
+            self.model.communicator = all_reduce.communicator
         elif all_reduce is not None:
-            model.all_reduce = _AllReduceCallback(self._all_reduce_in_python)
-        self._workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
+            self.model.all_reduce = _AllReduceCallback(self._all_reduce_in_python)
+        self._workspace = _WorkspaceStruct()
+        structs = (_WorkspaceStruct, type(struct), BatchStruct, KvCacheStruct)
+        shared = (c_int32, *(ctypes.POINTER(each) for each in structs))
+        signatures = {name: (*shared, *own, c_int32) for name, own in self.kernels.items()}
+        declare(library, **signatures)
 
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
         """Return zeros [KV layers, num_kv_heads, num_blocks, 2, block_size * head_dim].
@@ -224,16 +236,20 @@ class ModelKernel:
         num_bytes = math.prod(shape) * dtype.itemsize
         return huge_page_allocator().allocate(num_bytes).view(dtype).view(shape)
 
-    def call(self, function: Callable[[int, int], int], memory_bytes: Callable[[], int]) -> None:
-        """Call a function with the address and size of a workspace, which grows as it needs.
+    def call(self, name: str, batch: BatchArrays, kv_cache: Tensor, *arguments: Any) -> None:
+        """Run a pass over a batch by a kernel, in a workspace that grows as it needs.
 
-        function: returns a PassResult. memory_bytes: returns the size that it needs. Raises
-        RuntimeError when a peer is lost, or the exception that `all_reduce` raised.
+        Raises RuntimeError when a peer is lost, or the exception that `all_reduce` raised.
         """
-        result = function(self._workspace.data_ptr(), len(self._workspace))
+        function = getattr(self.library, f"specdec_{name}")
+        shared = self._struct, batch.struct, KvCacheStruct.of(kv_cache)
+        arguments = *shared, *arguments, torch.get_num_threads()
+        result = function(self._workspace, *arguments)
         if result == _NEEDS_MEMORY:
-            self._workspace = torch.empty(memory_bytes(), dtype=torch.uint8, device="cpu")
-            result = function(self._workspace.data_ptr(), len(self._workspace))
+            size = self._workspace.needed
+            self._memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+            self._workspace = _WorkspaceStruct(self._memory.data_ptr(), size)
+            result = function(self._workspace, *arguments)
             assert result != _NEEDS_MEMORY
         if result != _DONE:
             failure, self._failure = self._failure, None
@@ -256,23 +272,7 @@ class ModelKernel:
 class DecoderKernel(ModelKernel):
     """Forward pass of one rank of a decoder."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        model: DecoderStruct,
-        max_positions: int,
-        all_reduce: AllReduce | None = None,
-    ) -> None:
-        """See ModelKernel."""
-        super().__init__(library, model, max_positions, all_reduce)
-        structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
-        kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
-        declare(
-            library,
-            decoder_forward=(c_int32, *structs, kv, _Address, count, taps, _Address, c_int32),
-            decoder_memory_bytes=(count, *structs, c_int32),
-            move_kv=(None, structs[0], kv, count, _Address, count),
-        )
+    kernels: ClassVar = {"decoder_forward": (ctypes.POINTER(_TapsStruct), _Address)}
 
     def forward(
         self, batch: ForwardBatch, kv_cache: Tensor, states: PassStates | None = None
@@ -302,6 +302,8 @@ class DecoderKernel(ModelKernel):
     def move_kv(self, kv_cache: Tensor, block_size: int, moves: Sequence[SlotMove]) -> None:
         """Copy the KV of tokens between slots in all layers, one move after the other."""
         slots = array("i", [slot for move in moves for slot in move])
+        structs = ctypes.POINTER(DecoderStruct), ctypes.POINTER(KvCacheStruct)
+        declare(self.library, move_kv=(None, *structs, c_int64, _Address, c_int64))
         kv, address = KvCacheStruct.of(kv_cache), slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
@@ -312,15 +314,8 @@ class DecoderKernel(ModelKernel):
         return arrays
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
-        model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)
-        hidden = torch.empty(batch.num_tokens, model.hidden_size, device="cpu")
-        outputs = taps, hidden.data_ptr(), torch.get_num_threads()
-        self.call(
-            lambda *workspace: library.specdec_decoder_forward(
-                model, batch.struct, kv, *workspace, *outputs
-            ),
-            lambda: library.specdec_decoder_memory_bytes(model, batch.struct, outputs[-1]),
-        )
+        hidden = torch.empty(batch.num_tokens, self.model.hidden_size, device="cpu")
+        self.call("decoder_forward", batch, kv_cache, taps, hidden.data_ptr())
         return hidden
 
 

@@ -9,19 +9,12 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu.build import declare
-from specdec.kernels.cpu.decoder import (
-    AllReduce,
-    BatchArrays,
-    BatchStruct,
-    DecoderStruct,
-    KvCacheStruct,
-)
+from specdec.kernels.cpu.decoder import BatchArrays, DecoderStruct
 from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.reference.forward_batch import ForwardBatch
@@ -61,27 +54,10 @@ class PairStates(NamedTuple):
 class DraftHeadKernel(HeadKernel):
     """Passes of one rank of a head. A pair's result is the same bits in any batch."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        head: DraftHeadStruct,
-        max_positions: int,
-        all_reduce: AllReduce | None = None,
-    ) -> None:
-        """See ModelKernel."""
-        super().__init__(library, head.decoder, max_positions, all_reduce)
-        structs = ctypes.POINTER(DraftHeadStruct), ctypes.POINTER(BatchStruct)
-        memory = ctypes.POINTER(KvCacheStruct), _Address, c_int64
-        states = _Address, _Address, c_int64, _Address, _Address
-        drafts = ctypes.POINTER(DraftsStruct)
-        declare(
-            library,
-            draft_head_memory_bytes=(c_int64, *structs, c_int32),
-            draft_head_forward=(c_int32, *structs, *memory, *states, c_int32),
-            draft_memory_bytes=(c_int64, *structs, drafts, c_int32),
-            draft=(c_int32, *structs, *memory, drafts, _Address, c_int32),
-        )
-        self._head = head
+    kernels: ClassVar = {
+        "draft_head_forward": (_Address, _Address, c_int64, _Address, _Address),
+        "draft": (ctypes.POINTER(DraftsStruct), _Address),
+    }
 
     def forward(
         self,
@@ -99,23 +75,8 @@ class DraftHeadKernel(HeadKernel):
         features = self.features_of(batch, features)
         wanted = array("i", pairs.last_tokens if states_of is None else states_of)
         hidden, next_features = torch.empty(2, len(wanted), features.shape[1], device="cpu")
-        kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
-        arguments = (
-            features.data_ptr(),
-            wanted.buffer_info()[0],
-            len(wanted),
-            hidden.data_ptr(),
-            next_features.data_ptr(),
-            num_threads,
-        )
-        self.call(
-            lambda *workspace: self.library.specdec_draft_head_forward(
-                self._head, batch.struct, kv, *workspace, *arguments
-            ),
-            lambda: self.library.specdec_draft_head_memory_bytes(
-                self._head, batch.struct, num_threads
-            ),
-        )
+        states = wanted.buffer_info()[0], len(wanted), hidden.data_ptr(), next_features.data_ptr()
+        self.call("draft_head_forward", batch, kv_cache, features.data_ptr(), *states)
         return PairStates(hidden, next_features)
 
     def draft(
@@ -137,19 +98,12 @@ class DraftHeadKernel(HeadKernel):
         assert len(counts) == pairs.num_sequences
         batch = BatchArrays(pairs, self.max_positions, self.adapters)
         drafts = DraftArrays(counts, params)
-        assert (features is not None) == bool(self._head.reads_features)
+        assert (features is not None) == bool(self._struct.reads_features)
         read = None if features is None else self.features_of(batch, features)
         for chunk, count in zip(pairs.chunks, counts, strict=True):
             last = chunk.end + max(count, 1) - 1
             assert last <= min(self.max_positions, len(chunk.block_table) * pairs.block_size)
-        kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
-        results = drafts.struct, None if read is None else read.data_ptr(), num_threads
         self.call(
-            lambda *workspace: self.library.specdec_draft(
-                self._head, batch.struct, kv, *workspace, *results
-            ),
-            lambda: self.library.specdec_draft_memory_bytes(
-                self._head, batch.struct, drafts.struct, num_threads
-            ),
+            "draft", batch, kv_cache, drafts.struct, None if read is None else read.data_ptr()
         )
         return drafts.token_ids

@@ -6,11 +6,12 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu.decoder import AllReduce, BatchArrays, DecoderStruct, ModelKernel
+from specdec.kernels.cpu.decoder import BatchArrays, ModelKernel
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, SampleParams
 from specdec.types.drafts.draft_tree import TokenTree, TreeSize
@@ -90,22 +91,12 @@ class TreeArrays(DraftArrays):
 
 
 class HeadKernel(ModelKernel):
-    """Calls with the weights of one rank of a draft head.
+    """Calls with the weights of one rank of a draft head."""
 
-    can_draft: whether whole drafts run: the kernels do not call Python for the samples of other
-    ranks.
-    """
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        model: DecoderStruct,
-        max_positions: int,
-        all_reduce: AllReduce | None = None,
-    ) -> None:
-        """See ModelKernel."""
-        super().__init__(library, model, max_positions, all_reduce)
-        self.can_draft = all_reduce is None or isinstance(all_reduce, SharedMemory)
+    @cached_property
+    def can_draft(self) -> bool:
+        """Return whether whole drafts run: kernels call no Python for the samples of ranks."""
+        return self.all_reduce is None or isinstance(self.all_reduce, SharedMemory)
 
     def features_of(self, batch: BatchArrays, features: Tensor) -> Tensor:
         """Return the features [T, hidden_size] of a batch in float32, contiguous."""

@@ -12,6 +12,7 @@
 #include "collectives/allreduce.h"
 #include "gemm/matrix.h"
 #include "recurrence/recurrence.h"
+#include "threads/thread_team.h"
 
 namespace specdec {
 
@@ -138,6 +139,22 @@ struct Taps {
 
 // Result of a forward pass. After kPeerLost the output is undefined.
 enum class PassResult : int32_t { kDone = 0, kPeerLost = 1, kNeedsMemory = 2 };
+
+// Memory that passes work in. One that needs more than `size` bytes has no effect but `needed`.
+struct Workspace {
+  void* memory;
+  int64_t size;
+  int64_t needed;
+};
+
+// Run a pass, which was made with the memory of a workspace, by a function of the threads.
+template <typename Pass, typename Run>
+PassResult run_pass(Workspace* workspace, const Pass& pass, int32_t num_threads, const Run& run) {
+  workspace->needed = pass.memory_bytes();
+  if (workspace->needed > workspace->size) return PassResult::kNeedsMemory;
+  run_parallel(num_threads, run);
+  return pass.has_failed() ? PassResult::kPeerLost : PassResult::kDone;
+}
 
 // KV cache of all layers with attention, in their order: [num_kv_layers] of KvLayer.
 struct KvCache {
