@@ -256,7 +256,7 @@ def _sampling(kind: SamplingKind, num_rows: int, vocab: int, device: torch.devic
     logits = 3 * torch.randn(num_rows, vocab, generator=generator)
     logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     expected, found = (
-        row_ops_of("auto", place).sample(logits.to(place), _rules(kind, num_rows, place), kind)
+        row_ops_of("auto", place).sample(logits.to(place), _rules(kind, num_rows, place))
         for place in (_CPU, device)
     )
     valid = ~expected.is_invalid
@@ -271,9 +271,7 @@ def _children(kind: SamplingKind, num_rows: int, vocab: int, device: torch.devic
     logits = 3 * torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(0))
     logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     expected, found = (
-        row_ops_of("auto", place).children(
-            logits.to(place), _rules(kind, num_rows, place), kind, 12
-        )
+        row_ops_of("auto", place).children(logits.to(place), _rules(kind, num_rows, place), 12)
         for place in (_CPU, device)
     )
     is_child = expected.confidences > 0
@@ -300,6 +298,7 @@ def _rules(kind: SamplingKind, num_rows: int, device: torch.device) -> DeviceRul
             min_scores=torch.where(is_cut & (places % 5 == 0), math.log(0.01), -torch.inf).float(),
         ),
         keys=NoiseKeys(seeds=places * 7919 - 3, choices=places % 2, positions=places + 11),
+        truncates=kind is SamplingKind.TRUNCATED,
     )
 
 

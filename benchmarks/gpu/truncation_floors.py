@@ -125,10 +125,10 @@ def _columns(limits: tuple[_Limits, ...]) -> DeviceLimits:
 def _truncation_floors(logits: Tensor, limits: tuple[_Limits, ...]) -> Tensor:
     """Return the floors of the kernels, on the CPU."""
     from specdec.kernels.triton.sample import TileArgmax  # imports Triton
-    from specdec.kernels.triton.truncation import RowLimits, truncation_floors
+    from specdec.kernels.triton.truncation import truncation_floors
 
     tiles, columns = TileArgmax(logits), _columns(limits)
     temperatures = torch.tensor([each.temperature for each in limits])
     values = (temperatures, columns.top_k, columns.top_p, columns.min_scores)
-    row_limits = RowLimits(*(each.to(logits.device) for each in values))
+    row_limits = tuple(each.to(logits.device) for each in values)
     return truncation_floors(logits, tiles.best, tiles.reduce().values, row_limits).cpu()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.sampling.device.device_sampler import SamplingKind, slabs_of
+from specdec.sampling.device.device_sampler import slabs_of
 from specdec.sampling.gumbel import NoiseKeys, uniforms
 from specdec.sampling.row_exchange import exchanged_rows
 from specdec.sampling.sampler import sample_scores
@@ -67,7 +67,7 @@ class Distribution:
         temperatures = batch.rules.temperatures
         temperatures = temperatures.masked_fill(temperatures == 0, 1)
         scores = _scaled_scores(logits, temperatures, shard)
-        if batch.kind is SamplingKind.TRUNCATED:
+        if batch.rules.truncates:
             scores.masked_fill_(scores < _floors(scores, batch, shard), -torch.inf)
         return cls(scores, _totals(scores, shard), shard)
 

@@ -66,7 +66,7 @@ class OutputReplay:
         if len(rows):
             part = logits[torch.from_numpy(rows).to(logits.device)]
             margins[rows] = token_margins(
-                part, claimed[rows], batch.take(rows), shard, self._replay.tolerance
+                part, claimed[rows], batch[rows], shard, self._replay.tolerance
             )
         tokens = np.stack([claimed, sampled], axis=1, dtype=np.int32, casting="same_kind")
         scores = np.stack([-margins, np.zeros_like(margins)], axis=1)
@@ -115,10 +115,9 @@ def token_margins(
     logits = logits[:, : shard.vocab_size - shard.first_token]
 
     def margins_of(whole: Tensor, own: slice) -> Tensor:
-        named, of_own = token_ids[own], batch.take(own)
+        named, of_own = token_ids[own], batch[own]
         margins = [
-            _margins(whole[slab], named[slab], of_own.take(slab), tolerance)
-            for slab in slabs_of(whole)
+            _margins(whole[slab], named[slab], of_own[slab], tolerance) for slab in slabs_of(whole)
         ]
         return torch.cat(margins).view(torch.int64)[:, None]  # the bits of a float64
 

@@ -31,7 +31,6 @@ from specdec.sampling.device.device_edits import apply_edits, edit_rows
 from specdec.sampling.device.device_sampler import (
     DeviceRules,
     DeviceSample,
-    SamplingKind,
     sample_of,
     sample_rows,
 )
@@ -43,8 +42,8 @@ from specdec.sampling.sampling_batch import SamplingBatch
 class RowOps:
     """The definitions, in torch.
 
-    `sample_batch` and `children_of` take what the host knows about the rows, and may wait for the
-    device; nothing else reads a value.
+    What takes a SamplingBatch, or has `on_host`, may wait for the device; nothing else reads a
+    value.
     """
 
     name: ClassVar[str] = "torch"
@@ -54,42 +53,28 @@ class RowOps:
         return torch_row_argmax(logits)
 
     def sample(
-        self,
-        logits: Tensor,
-        rules: DeviceRules | None,
-        kind: SamplingKind,
-        *,
-        on_host: bool = False,
+        self, logits: Tensor, rules: DeviceRules | None, *, on_host: bool = False
     ) -> DeviceSample:
         """See `sample_rows`."""
-        return sample_rows(logits, rules, kind, on_host=on_host)
+        return sample_rows(logits, rules, on_host=on_host)
 
     def sample_batch(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Sample each row, [num_rows] int64; a row without a finite logit yields some token.
 
         logits: as in `sample`. batch: of these rows.
         """
-        return self.sample(logits, batch.rules, batch.kind, on_host=True).token_ids
+        return self.sample(logits, batch.rules, on_host=True).token_ids
 
     def children(
         self,
         logits: Tensor,
-        rules: DeviceRules | None,
-        kind: SamplingKind,
+        sampling: DeviceRules | SamplingBatch | None,
         count: int,
         *,
         on_host: bool = False,
     ) -> DeviceChildren:
-        """See `best_children`."""
-        return best_children(logits, rules, kind, count, on_host=on_host)
-
-    def children_of(
-        self, logits: Tensor, batch: SamplingBatch | None, count: int
-    ) -> DeviceChildren:
-        """Return the children of rows of the whole vocabulary; batch: None for greedy rows."""
-        if batch is None or not batch.is_any_sampled:
-            return self.children(logits, None, SamplingKind.GREEDY, count, on_host=True)
-        return self.children(logits, batch.rules, batch.kind, count, on_host=True)
+        """See `best_children`; sampling: None for the tokens with the largest logits."""
+        return best_children(logits, _rules_of(sampling), count, on_host=on_host)
 
     def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
         """See `torch_best_first`."""
@@ -143,18 +128,23 @@ class CpuRowOps(RowOps):
         """See RowOps."""
         sampled = sample_tokens(logits, batch.params)
         if len(rest := np.flatnonzero(sampled < 0)):
-            own = logits[torch.from_numpy(rest)], batch.take(rest)
+            own = logits[torch.from_numpy(rest)], batch[rest]
             sampled[rest] = super().sample_batch(*own).numpy()
         return torch.from_numpy(sampled)
 
-    def children_of(
-        self, logits: Tensor, batch: SamplingBatch | None, count: int
+    def children(
+        self,
+        logits: Tensor,
+        sampling: DeviceRules | SamplingBatch | None,
+        count: int,
+        *,
+        on_host: bool = False,
     ) -> DeviceChildren:
-        """See RowOps; rounding may decide."""
-        if batch is None or not (batch.params["temperature"] > 0).all():
-            return super().children_of(logits, batch, count)
-        target_ids = torch.arange(logits.shape[1], dtype=torch.int32)
-        return self.draft_children(logits, target_ids, batch, count)
+        """See RowOps; of rows that the host knows rounding may decide."""
+        if isinstance(sampling, SamplingBatch) and (sampling.params["temperature"] > 0).all():
+            target_ids = torch.arange(logits.shape[1], dtype=torch.int32)
+            return self.draft_children(logits, target_ids, sampling, count)
+        return super().children(logits, sampling, count, on_host=on_host)
 
     def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
         """See RowOps."""
@@ -185,40 +175,33 @@ class TritonRowOps(RowOps):
         return TileArgmax(logits).reduce()
 
     def sample(
-        self,
-        logits: Tensor,
-        rules: DeviceRules | None,
-        kind: SamplingKind,
-        *,
-        on_host: bool = False,
+        self, logits: Tensor, rules: DeviceRules | None, *, on_host: bool = False
     ) -> DeviceSample:
         """See RowOps; never waits for the device."""
         del on_host
-        from specdec.kernels.triton import sample  # imports Triton
+        from specdec.kernels.triton.sample import sample_rows as sample_by_kernel  # imports Triton
 
         if rules is None:
             return sample_of(self.argmax(logits))
-        truncates = kind is SamplingKind.TRUNCATED
-        sampling = sample.RowSampling(*rules.columns)
-        found = sample.sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
-        return DeviceSample(found.token_ids, sample_of(found.argmax).is_invalid)
+        truncates = rules.truncates
+        tokens, best = sample_by_kernel(logits, rules.columns, LEAST_SCORE, truncates=truncates)
+        return DeviceSample(tokens, sample_of(best).is_invalid)
 
     def children(
         self,
         logits: Tensor,
-        rules: DeviceRules | None,
-        kind: SamplingKind,
+        sampling: DeviceRules | SamplingBatch | None,
         count: int,
         *,
         on_host: bool = False,
     ) -> DeviceChildren:
         """See RowOps; never waits for the device."""
         del on_host
-        from specdec.kernels.triton import children, sample  # imports Triton
+        from specdec.kernels.triton import children  # imports Triton
 
-        sampling = None if rules is None else sample.RowSampling(*rules.columns)
-        truncates = kind is SamplingKind.TRUNCATED
-        found = children.best_children(logits, sampling, count, NUM_WEIGHED, truncates=truncates)
+        rules = _rules_of(sampling)
+        columns, truncates = (rules.columns, rules.truncates) if rules else (None, False)
+        found = children.best_children(logits, columns, count, NUM_WEIGHED, truncates=truncates)
         return DeviceChildren(*found)
 
     def best_first(self, log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestFirstTrees:
@@ -264,6 +247,13 @@ class TritonRowOps(RowOps):
         from specdec.kernels.triton.edits import edit_rows as edit_by_kernel  # imports Triton
 
         edit_by_kernel(logits, edits, paths, first_token)
+
+
+def _rules_of(sampling: DeviceRules | SamplingBatch | None) -> DeviceRules | None:
+    """Return the rules of rows; None where all are greedy."""
+    if isinstance(sampling, SamplingBatch):
+        return sampling.rules if sampling.is_any_sampled else None
+    return sampling
 
 
 _BY_BACKEND: dict[KernelBackend, RowOps] = {

@@ -10,13 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.sampling.device.device_sampler import (
-    DeviceRules,
-    DeviceSample,
-    SamplingKind,
-    sample_of,
-    with_noise,
-)
+from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, sample_of, with_noise
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.row_exchange import exchanged_rows
 from specdec.sampling.sampling_batch import SamplingBatch
@@ -43,7 +37,7 @@ def sample(
         return shard.ops.sample_batch(logits, batch)
 
     def sample_own(whole: Tensor, own: slice) -> Tensor:
-        return shard.ops.sample_batch(whole, batch.take(own))[:, None]
+        return shard.ops.sample_batch(whole, batch[own])[:, None]
 
     return exchanged_rows(logits, shard, sample_own, width=1).squeeze(1)
 
@@ -51,22 +45,21 @@ def sample(
 def sample_on_device(
     logits: Tensor,  # [num_rows, num_tokens]
     rules: DeviceRules | None,
-    kind: SamplingKind,
     shard: VocabShard,
 ) -> DeviceSample:
     """Sample each row, without a value that the host has to read; equal on every rank.
 
-    A collective call; every rank passes the same rules. logits, rules, kind: as in `sample_rows`,
-    but of this rank.
+    A collective call; every rank passes the same rules. logits, rules: as in `sample_rows`, but of
+    this rank.
     """
     logits = logits[:, : shard.vocab_size - shard.first_token]
     if shard.group.size == 1:
-        return shard.ops.sample(logits, rules, kind)
+        return shard.ops.sample(logits, rules)
     if rules is None:
         return sample_of(all_ranks_argmax(shard.ops.argmax(logits), shard))
 
     def sample_own(whole: Tensor, own: slice) -> Tensor:
-        sampled = shard.ops.sample(whole, rules[own], kind)
+        sampled = shard.ops.sample(whole, rules[own])
         return torch.stack([sampled.token_ids, sampled.is_invalid.long()], 1)
 
     token_ids, is_invalid = exchanged_rows(logits, shard, sample_own, width=2).unbind(1)

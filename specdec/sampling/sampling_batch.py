@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
-from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind
+from specdec.sampling.device.device_sampler import DeviceRules
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.truncation import DeviceLimits, min_score
 
@@ -62,7 +62,7 @@ class SamplingBatch:
         params["row"] = np.arange(len(params))
         return cls(params, torch.device(device), argmax)
 
-    def take(self, rows: NDArray[np.int64] | slice) -> SamplingBatch:
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> SamplingBatch:
         """Return the batch of the given rows, without their argmax."""
         return self.from_params(self.params[rows].copy(), self.device)
 
@@ -80,16 +80,8 @@ class SamplingBatch:
     def rules(self) -> DeviceRules:
         """The parameters of all rows, on the device of the logits."""
         top_k, top_p, min_scores = map(self._column, ("top_k", "top_p", "min_score"))
-        limits = DeviceLimits(top_k, top_p, min_scores)
-        return DeviceRules(self._column("temperature"), limits, self.noise_keys)
-
-    @property
-    def kind(self) -> SamplingKind:
-        """The work that the rows need at most."""
-        if not self.is_any_sampled:
-            return SamplingKind.GREEDY
-        is_truncated = is_cut(self.params).any()
-        return SamplingKind.TRUNCATED if is_truncated else SamplingKind.SAMPLED
+        limits, truncates = DeviceLimits(top_k, top_p, min_scores), bool(is_cut(self.params).any())
+        return DeviceRules(self._column("temperature"), limits, self.noise_keys, truncates)
 
     @cached_property
     def noise_keys(self) -> NoiseKeys:

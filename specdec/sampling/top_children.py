@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.device.device_children import DeviceChildren
-from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind
+from specdec.sampling.device.device_sampler import DeviceRules
 from specdec.sampling.row_exchange import exchanged_rows
 from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.vocab_shard import VocabShard
@@ -41,35 +41,22 @@ def children_of_ranks(
     return DeviceChildren(token_ids, bits.view(torch.float64))
 
 
-def children_on_device(
-    logits: Tensor,  # [num_rows, num_tokens]
-    rules: DeviceRules | None,
-    kind: SamplingKind,
+def best_children_of(
+    logits: Tensor,
+    sampling: DeviceRules | SamplingBatch | None,
     count: int,
     shard: VocabShard,
+    *,
+    on_host: bool = False,
 ) -> DeviceChildren:
-    """Return the `count` best tokens of each row, the one of `sample_on_device` first.
+    """Return the `count` best tokens of each row, the one that is sampled first.
 
-    A row whose logits have NaN, or no finite value, has none. A collective call. logits, rules,
-    kind: as in `sample_on_device`.
+    A row whose logits have NaN, or no finite value, has none. A collective call.
+    logits: [num_rows, num_tokens], of this rank. Others as in `RowOps.children`.
     """
 
     def children(whole: Tensor, own: slice) -> DeviceChildren:
-        return shard.ops.children(whole, None if rules is None else rules[own], kind, count)
-
-    return children_of_ranks(logits, count, shard, children)
-
-
-def best_children_of(
-    logits: Tensor, batch: SamplingBatch | None, count: int, shard: VocabShard
-) -> DeviceChildren:
-    """Return the children as `children_on_device` does, of rows that the host knows.
-
-    batch: of these rows; None for the tokens with the largest logits. A collective call.
-    """
-
-    def children(whole: Tensor, own: slice) -> DeviceChildren:
-        of_own = None if batch is None else batch.take(own)
-        return shard.ops.children_of(whole, of_own, count)
+        of_own = None if sampling is None else sampling[own]
+        return shard.ops.children(whole, of_own, count, on_host=on_host)
 
     return children_of_ranks(logits, count, shard, children)

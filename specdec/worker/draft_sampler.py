@@ -153,7 +153,7 @@ class DraftSampler:
         is_coupled = [not self._rules(span).needs_draft_probs for span in spans]
         temperatures = np.where(is_coupled, batch.params["temperature"], 0).astype(np.float32)
         batch = batch.with_temperatures(temperatures)
-        children = best_children_of(logits, batch, count, shard)
+        children = best_children_of(logits, batch, count, shard, on_host=True)
         found = DeviceChildren(*(column.cpu() for column in children))
         return [self._draft_ids(found.of(row)[0]) for row in range(len(spans))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,23 @@ SAMPLE_PARAMS = np.dtype(
 
 SampleParams = NDArray[np.void]
 """Array of SAMPLE_PARAMS records."""
+
+
+class RowSampling(NamedTuple):
+    """Sampling parameters of R rows of logits as kernels read them: contiguous columns."""
+
+    temperatures: Tensor  # [R] float32; 0 for the argmax
+    top_k: Tensor  # [R] int64; 0 for no limit
+    top_p: Tensor  # [R] float64; 1 for no limit
+    min_scores: Tensor  # [R] float32, log(min_p); -inf for no limit
+    seeds: Tensor  # [R] int64
+    choices: Tensor  # [R] int64
+    positions: Tensor  # [R] int64
+
+    @property
+    def limits(self) -> tuple[Tensor, ...]:
+        """Return what truncates the rows: the first four columns."""
+        return self[:4]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import triton
 from torch import Tensor
 
 from specdec.config.gpu.truncation_search import TILE_TOKENS
+from specdec.kernels.reference.sample_rows import RowSampling
 from specdec.kernels.triton.device import children as kernels
-from specdec.kernels.triton.sample import RowSampling, TileArgmax
+from specdec.kernels.triton.sample import TileArgmax
 from specdec.kernels.triton.truncation import truncation_floors
 
 

@@ -7,45 +7,14 @@ are closer than 2e-5, or where the probability above a token equals top_p to wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from torch import Tensor
 
 from specdec.config.gpu.truncation_search import TILE_TOKENS
-from specdec.kernels.reference.sample_rows import RowArgmax
+from specdec.kernels.reference.sample_rows import RowArgmax, RowSampling
 from specdec.kernels.triton.device import sample as kernels
-from specdec.kernels.triton.truncation import RowLimits, truncation_floors
-
-
-@dataclass(frozen=True)
-class SampledRows:
-    """Tokens of R rows of logits, and the argmax of the same rows."""
-
-    token_ids: Tensor  # [R] int64
-    argmax: RowArgmax
-
-
-@dataclass(frozen=True)
-class RowSampling:
-    """Sampling parameters of R rows of logits, on the device; contiguous."""
-
-    temperatures: Tensor  # [R] float32; 0 for the argmax
-    top_k: Tensor  # [R] int64; 0 for no limit
-    top_p: Tensor  # [R] float64; 1 for no limit
-    min_scores: Tensor  # [R] float32, log(min_p); -inf for no limit
-    seeds: Tensor  # [R] int64
-    choices: Tensor  # [R] int64
-    positions: Tensor  # [R] int64
-
-    def __post_init__(self) -> None:
-        assert all(column.is_contiguous() for column in vars(self).values())
-
-    @property
-    def limits(self) -> RowLimits:
-        """Return what truncates the rows."""
-        return RowLimits(self.temperatures, self.top_k, self.top_p, self.min_scores)
+from specdec.kernels.triton.truncation import truncation_floors
 
 
 class TileArgmax:
@@ -97,8 +66,8 @@ class TileArgmax:
 
 def sample_rows(
     logits: Tensor, sampling: RowSampling, least_floor: float, *, truncates: bool = True
-) -> SampledRows:
-    """Sample a token for each row.
+) -> tuple[Tensor, RowArgmax]:
+    """Sample a token for each row, [R] int64; return the argmax of the rows, too.
 
     logits: [R, vocab_size], the whole vocabulary. least_floor: score below which no noise lets a
     token win. truncates: whether a row may have min_p, top_k or top_p.
@@ -127,4 +96,4 @@ def sample_rows(
         num_warps=8,
         enable_fp_fusion=False,
     )
-    return SampledRows(tiles.reduce().token_ids, best)
+    return tiles.reduce().token_ids, best

@@ -7,7 +7,8 @@ them (`device.truncation`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -23,17 +24,8 @@ _PROGRAMS = 512
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 
-class RowLimits(NamedTuple):
-    """Truncation of R rows of logits, on the device."""
-
-    temperatures: Tensor  # [R] float32; 0 for a row that is not sampled
-    top_k: Tensor  # [R] int64; 0 for no limit
-    top_p: Tensor  # [R] float64; 1 for no limit
-    min_scores: Tensor  # [R] float32, log(min_p); -inf for no limit
-
-
 def truncation_floors(
-    logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: RowLimits
+    logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: Sequence[Tensor]
 ) -> Tensor:
     """Return the lowest score that passes min_p, top_k and then top_p, [R] float32.
 
@@ -41,7 +33,7 @@ def truncation_floors(
     without limits, have -inf.
 
     logits: [R, vocab_size]. tile_best, row_best: the best logit of each TILE_TOKENS and of each
-    row, [R, num_tiles] and [R] float32.
+    row, [R, num_tiles] and [R] float32. limits: `RowSampling.limits`.
     """
     search = _FloorSearch(logits, tile_best, row_best, limits)
     for turn in range(_ROUNDS):
@@ -54,7 +46,7 @@ class _FloorSearch:
     """The search of the floors of R rows: the state between its launches."""
 
     def __init__(
-        self, logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: RowLimits
+        self, logits: Tensor, tile_best: Tensor, row_best: Tensor, limits: Sequence[Tensor]
     ) -> None:
         num_rows, num_tiles = tile_best.shape
 

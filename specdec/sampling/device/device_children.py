@@ -15,7 +15,6 @@ from torch import Tensor
 from specdec.kernels.sample import torch_row_argmax
 from specdec.sampling.device.device_sampler import (
     DeviceRules,
-    SamplingKind,
     perturbed_scores,
     sample_of,
     slabs_of,
@@ -47,7 +46,6 @@ class DeviceChildren(NamedTuple):
 def best_children(
     logits: Tensor,
     rules: DeviceRules | None,
-    kind: SamplingKind,
     count: int,
     *,
     on_host: bool = False,
@@ -57,14 +55,14 @@ def best_children(
     A row whose logits have NaN, or no finite value, has none. Arguments as in `sample_rows`.
     """
     parts = [
-        _children(logits[own], None if rules is None else rules[own], kind, count, on_host=on_host)
+        _children(logits[own], None if rules is None else rules[own], count, on_host=on_host)
         for own in slabs_of(logits)
     ]
     return DeviceChildren(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def _children(
-    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, count: int, *, on_host: bool
+    logits: Tensor, rules: DeviceRules | None, count: int, *, on_host: bool
 ) -> DeviceChildren:
     is_invalid = sample_of(torch_row_argmax(logits)).is_invalid
     scores = logits.float()
@@ -75,7 +73,7 @@ def _children(
         confidences = confidences_of_logits(values.double(), totals.double())
     else:
         is_noisy, most = (rules.temperatures > 0)[:, None], max(count, NUM_WEIGHED)
-        perturbed = perturbed_scores(logits, rules, kind, most, on_host=on_host)
+        perturbed = perturbed_scores(logits, rules, most, on_host=on_host)
         values, token_ids = largest(torch.where(is_noisy, perturbed, scores), most)
         confidences = torch.where(
             is_noisy,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.kernels.reference.sample_rows import RowArgmax
+from specdec.kernels.reference.sample_rows import RowArgmax, RowSampling
 from specdec.kernels.sample import torch_row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.gumbel import (
@@ -52,24 +52,29 @@ def kind_of(rules: SamplingRules) -> SamplingKind:
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """Sampling parameters of rows of logits, on the device."""
+    """Sampling parameters of rows of logits, on the device.
+
+    truncates: whether a row may have min_p, top_k or top_p.
+    """
 
     temperatures: Tensor  # [num_rows] float32; 0: greedy
     limits: DeviceLimits
     keys: NoiseKeys
+    truncates: bool
 
     def __getitem__(self, rows: slice) -> DeviceRules:
-        return DeviceRules(self.temperatures[rows], self.limits[rows], self.keys[rows])
+        temperatures, limits = self.temperatures[rows], self.limits[rows]
+        return DeviceRules(temperatures, limits, self.keys[rows], self.truncates)
 
     @property
-    def columns(self) -> tuple[Tensor, ...]:
-        """Temperature, top_k, top_p, least score, seed, choice and position, [num_rows] each."""
+    def columns(self) -> RowSampling:
+        """The same for kernels."""
         limits, keys = self.limits, self.keys
         columns = (
             *(self.temperatures, limits.top_k, limits.top_p, limits.min_scores),
             *(keys.seeds, keys.choices, keys.positions),
         )
-        return tuple(column.contiguous() for column in columns)
+        return RowSampling(*(column.contiguous() for column in columns))
 
 
 @dataclass(frozen=True)
@@ -90,17 +95,17 @@ def slabs_of(logits: Tensor) -> list[slice]:
 
 
 def sample_rows(
-    logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, *, on_host: bool = False
+    logits: Tensor, rules: DeviceRules | None, *, on_host: bool = False
 ) -> DeviceSample:
     """Sample each row, without a value that the host has to read.
 
-    logits: [num_rows, vocab_size], of any float type; NaN counts as -inf. rules: None for GREEDY.
-    Rows of temperature 0 take the argmax, whatever the kind is. on_host: whether values may be
-    read, to save work.
+    logits: [num_rows, vocab_size], of any float type; NaN counts as -inf. rules: None for the
+    argmax of all rows, which one of temperature 0 takes in any case. on_host: whether values may
+    be read, to save work.
     """
     if rules is None:
         return sample_of(torch_row_argmax(logits))
-    parts = [_sampled(logits[own], rules[own], kind, on_host=on_host) for own in slabs_of(logits)]
+    parts = [_sampled(logits[own], rules[own], on_host=on_host) for own in slabs_of(logits)]
     return DeviceSample(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -109,19 +114,15 @@ def sample_of(best: RowArgmax) -> DeviceSample:
     return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
 
 
-def _sampled(
-    logits: Tensor, rules: DeviceRules, kind: SamplingKind, *, on_host: bool
-) -> tuple[Tensor, Tensor]:
+def _sampled(logits: Tensor, rules: DeviceRules, *, on_host: bool) -> tuple[Tensor, Tensor]:
     """Return the columns of a DeviceSample."""
     best = sample_of(torch_row_argmax(logits))
-    perturbed = perturbed_scores(logits, rules, kind, 1, on_host=on_host)
+    perturbed = perturbed_scores(logits, rules, 1, on_host=on_host)
     is_noisy = rules.temperatures > 0
     return torch.where(is_noisy, perturbed.argmax(1), best.token_ids), best.is_invalid
 
 
-def perturbed_scores(
-    logits: Tensor, rules: DeviceRules, kind: SamplingKind, count: int, *, on_host: bool
-) -> Tensor:
+def perturbed_scores(logits: Tensor, rules: DeviceRules, count: int, *, on_host: bool) -> Tensor:
     """Return the scores with noise of rows of the whole vocabulary, [num_rows, vocab_size] float32.
 
     Those of tokens that are cut are -inf; a row of temperature 0 has those of temperature 1.
@@ -129,7 +130,7 @@ def perturbed_scores(
     """
     temperatures = rules.temperatures.masked_fill(rules.temperatures == 0, 1)
     scores = scaled_scores(logits, temperatures, TensorParallelGroup())
-    if kind is SamplingKind.TRUNCATED:
+    if rules.truncates:
         floors = truncation_floors(scores, rules.limits, on_host=on_host)
         scores.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
     return with_noise(scores, rules.keys, count, on_host=on_host)

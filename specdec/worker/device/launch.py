@@ -203,14 +203,13 @@ class StepLauncher:
         packed, num_tokens = self._unpack(shape), shape.num_rows * shape.query_len
         logits = self._model.compute_logits(self.buffers.hidden[:num_tokens])
         offsets, num_prompt = self._offsets[: shape.query_len], packed.table[:, Word.NUM_PROMPT]
-        kept, rules = None, None
+        kept = None
         if extras is not None:
             kept = extras.logprob_logits(logits, shape.query_len) if extras.listed else None
             ends = (packed.positions(offsets) + 1 - num_prompt[:, None]).flatten()
             extras.edit(logits, packed.drafts_before(extras.edits.rows), ends, self._shard)
-        if kind is not SamplingKind.GREEDY:
-            rules = rules_of(packed.params, packed.positions(offsets), num_prompt)
-        sample = sample_on_device(logits, rules, kind, self._shard)
+        rules = rules_of(kind, packed.params, packed.positions(offsets), num_prompt)
+        sample = sample_on_device(logits, rules, self._shard)
         verified = self._verify(packed, sample)
         self._store(packed, verified, shape)
         if extras is None:

@@ -15,16 +15,12 @@ from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.base import DraftHead
 from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.device.device_growth import DepthChildren, GrownTrees
-from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample, SamplingKind
+from specdec.sampling.device.device_sampler import DeviceRules, DeviceSample
 from specdec.sampling.draft_temperature import draft_batch_of, draft_rules_of
 from specdec.sampling.row_ops import CpuRowOps
 from specdec.sampling.sampler import sample, sample_on_device
 from specdec.sampling.sampling_batch import SamplingBatch, is_cut
-from specdec.sampling.top_children import (
-    best_children_of,
-    children_of_ranks,
-    children_on_device,
-)
+from specdec.sampling.top_children import best_children_of, children_of_ranks
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.drafts.draft_tree import TokenTree, is_chain
@@ -139,29 +135,24 @@ class HeadSampler:
         return [None if is_invalid else token_id for token_id, is_invalid in rows]
 
     def select_on_device(
-        self,
-        logits: Tensor,
-        rules: DeviceRules | None,
-        kind: SamplingKind,
-        shaping: Shaping | None = None,
+        self, logits: Tensor, rules: DeviceRules | None, shaping: Shaping | None = None
     ) -> DeviceSample:
         """Return the next token of each row, without a value that the host has to read.
 
-        logits, rules, kind: as in `sample_on_device`, with the temperatures of the requests.
+        logits, rules: as in `sample_on_device`, with the temperatures of the requests.
         shaping: changes of the logits, with which also a greedy row is selected among the target's
         tokens; None for no changes. A collective call.
         """
         if rules is None and shaping is None:
-            sample = sample_on_device(logits, None, kind, self._head_shard)
+            sample = sample_on_device(logits, None, self._head_shard)
             return replace(sample, token_ids=self._of_target(sample.token_ids))
         logits, shard = self._logits_of_target(logits, shaping)
-        return sample_on_device(logits, _draft_rules(rules), kind, shard)
+        return sample_on_device(logits, _draft_rules(rules), shard)
 
     def children_on_device(
         self,
         logits: Tensor,
         rules: DeviceRules | None,
-        kind: SamplingKind,
         count: int,
         shaping: Shaping | None = None,
     ) -> DeviceChildren:
@@ -170,10 +161,10 @@ class HeadSampler:
         Arguments as in `select_on_device`. A collective call.
         """
         if rules is None and shaping is None:
-            found = children_on_device(logits, None, kind, count, self._head_shard)
+            found = best_children_of(logits, None, count, self._head_shard)
             return found._replace(token_ids=self._of_target(found.token_ids))
         logits, shard = self._logits_of_target(logits, shaping)
-        return children_on_device(logits, _draft_rules(rules), kind, count, shard)
+        return best_children_of(logits, _draft_rules(rules), count, shard)
 
     def _of_target(self, token_ids: Tensor) -> Tensor:
         """Return the target's ids of the head's tokens; of an invalid row any."""
@@ -273,7 +264,7 @@ class HeadSampler:
     ) -> DeviceChildren:
         """Return the head's own best tokens."""
         del ends
-        found = best_children_of(logits, None, count, self._head_shard)
+        found = best_children_of(logits, None, count, self._head_shard, on_host=True)
         return found._replace(token_ids=self._of_target(found.token_ids))
 
     def _sampled_children(
@@ -283,12 +274,12 @@ class HeadSampler:
         ops = self._shard.ops
         if self._remap is None or not isinstance(ops, CpuRowOps) or not self._are_plain(ends):
             logits, batch, shard = self._shaped(logits, ends)
-            return best_children_of(logits, batch, count, shard)
+            return best_children_of(logits, batch, count, shard, on_host=True)
         assert self._target_ids is not None
         batch, target_ids = self._sampling_batch(ends), self._target_ids.to(torch.int32)
 
         def children(whole: Tensor, own: slice) -> DeviceChildren:
-            return ops.draft_children(whole, target_ids, batch.take(own), count)
+            return ops.draft_children(whole, target_ids, batch[own], count)
 
         return children_of_ranks(logits, count, self._head_shard, children)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.draft_temperature import (
     HEAD_DRAFT_TEMPERATURE,
     draft_batch_of,
@@ -34,7 +33,7 @@ def test_the_device_drafts_what_the_host_does(batch):
     logits, shard = random_logits(NUM_ROWS, VOCAB_SIZE, spread=3.0, seed=2), shard_of(VOCAB_SIZE)
     rules = draft_rules_of(batch.rules)
     assert torch.equal(rules.temperatures, draft_batch_of(batch).rules.temperatures)
-    found = sample_on_device(logits, rules, SamplingKind.SAMPLED, shard)
+    found = sample_on_device(logits, rules, shard)
     assert found.token_ids.tolist() == sample(logits, draft_batch_of(batch), shard).tolist()
 
 

@@ -93,7 +93,7 @@ def test_sample_equals_the_argmax_with_all_noise(limits, spread, on_host):
     logits = random_logits(200, 1000, spread)
     expected = argmax_with_all_noise(cut_by_sort(logits, *limits))
     batch = batch_of(200, *limits)
-    found = sample_rows(logits, batch.rules, batch.kind, on_host=on_host)
+    found = sample_rows(logits, batch.rules, on_host=on_host)
     assert torch.equal(found.token_ids, expected)
 
 

@@ -28,7 +28,7 @@ def children(found):
 
 
 def best_by_noise(logits, batch, count, shard):
-    return children(best_children_of(logits, batch, count, shard))
+    return children(best_children_of(logits, batch, count, shard, on_host=True))
 
 
 def best_by_logits(logits, count, shard):
@@ -100,7 +100,9 @@ def test_confidences_are_how_often_a_draft_with_gumbel_errors_is_right(temperatu
 def test_confidences_do_not_depend_on_how_many_children_are_asked_for(ops):
     """Those of the best 32 tokens sum to 1."""
     logits, batch = random_logits(NUM_ROWS, VOCAB_SIZE, spread=1.0, seed=4), batch_of(NUM_ROWS)
-    few, many = (ops().children_of(logits, batch, count) for count in (5, NUM_WEIGHED + 8))
+    few, many = (
+        ops().children(logits, batch, count, on_host=True) for count in (5, NUM_WEIGHED + 8)
+    )
     np.testing.assert_allclose(few.confidences, many.confidences[:, :5], rtol=1e-12)
     np.testing.assert_allclose(many.confidences[:, :NUM_WEIGHED].sum(1), 1, rtol=1e-12)
     assert (many.confidences > 0).all()

@@ -110,18 +110,17 @@ class HeadDrafts:
         """
         rows, drafts = self._own_rows(num_rows), self._drafts[:num_rows]
         before = self._ends[:num_rows] + self._index - 1
-        rules, column = None, self._index.clamp_max(drafts.shape[1] - 2)  # after it in captures
+        column = self._index.clamp_max(drafts.shape[1] - 2)  # after it in captures
         if self._sampler.has_confidences:
             confidences = self._sampler.confidences(logits)
             self._confidences[:num_rows].index_copy_(1, column, confidences[:, None])
-        if kind is not SamplingKind.GREEDY:
-            rules = rules_of(rows.params, before[:, None], rows.num_prompt)
         shaping = None
         if edits is not None:
             is_drafted = self._offsets[: drafts.shape[1] - 1] < self._index
             paths = drafts[:, 1:].masked_fill(~is_drafted, -1)[edits.rows]
             shaping = Shaping(edits, paths, before + 1 - rows.num_prompt)
-        sample = self._sampler.select_on_device(logits, rules, kind, shaping)
+        rules = rules_of(kind, rows.params, before[:, None], rows.num_prompt)
+        sample = self._sampler.select_on_device(logits, rules, shaping)
         goes_on = self._goes_on(num_rows) & ~sample.is_invalid
         tokens = sample.token_ids.masked_fill(~goes_on, 0)
         drafts.index_copy_(1, column + 1, tokens[:, None])
@@ -196,14 +195,13 @@ class HeadDrafts:
         num_rows = len(paths)
         rows = self._own_rows(num_rows)
         before = (self._ends[:num_rows, None] + level - 1).expand(-1, len(logits) // num_rows)
-        rules, shaping = None, None
-        if kind is not SamplingKind.GREEDY:
-            rules = rules_of(rows.params, before, rows.num_prompt)
+        shaping = None
         if edits is not None:
             spread = edits.spread(before.shape[1])
             positions = (before + 1 - rows.num_prompt[:, None]).flatten()
             shaping = Shaping(spread, paths.flatten(0, 1)[spread.rows], positions)
-        return self._sampler.children_on_device(logits, rules, kind, count, shaping)
+        rules = rules_of(kind, rows.params, before, rows.num_prompt)
+        return self._sampler.children_on_device(logits, rules, count, shaping)
 
     def _keep(self, trees: GrownTrees, chains: GrownChains, is_tree: Tensor) -> None:
         """Write the trees to the output, and with their first paths where the next step reads them.

@@ -99,7 +99,7 @@ def coupled(head, temperature, **options):
         logits = torch.full((1, TARGET_VOCAB), -torch.inf)
         logits[:, head.target_tokens.long()] = hidden @ head.lm_head.t()
         rows = sampling(row + 1, temperature, 7 + index, **options)
-        return RowOps().sample_batch(logits, rows.take(np.array([row]))).item()
+        return RowOps().sample_batch(logits, rows[np.array([row])]).item()
 
     return sample
 

@@ -13,10 +13,8 @@ VOCAB = 2500
 COUNT = 5
 
 
-def check(logits, rules, kind, count=COUNT):
-    expected, found = (
-        ops.children(logits, rules, kind, count) for ops in (RowOps(), TritonRowOps())
-    )
+def check(logits, rules, count=COUNT):
+    expected, found = (ops.children(logits, rules, count) for ops in (RowOps(), TritonRowOps()))
     is_child = expected.confidences > 0
     assert torch.equal(found.confidences > 0, is_child)
     assert torch.equal(found.token_ids[is_child], expected.token_ids[is_child])
@@ -35,7 +33,7 @@ def sampled(temperatures):
     _, batch = rows(len(temperatures))
     batch.params["temperature"] = temperatures
     batch.params["min_score"] = -torch.inf
-    return rules_of(batch)
+    return rules_of(batch, SamplingKind.SAMPLED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -47,20 +45,17 @@ def test_children_are_those_of_the_reference(kind, dtype):
     logits[2, 9], logits[3, 2049], logits[4] = torch.nan, torch.inf, -torch.inf
     logits[5, 2:] = -torch.inf
     rules = sampled([0.8, 0.0, 0.7, 1.0, 0.9, 1.0])
-    check(logits, None if kind is SamplingKind.GREEDY else rules, kind)
+    check(logits, None if kind is SamplingKind.GREEDY else rules)
 
 
 @pytest.mark.slow
 def test_truncated_tokens_are_no_children():
     _, batch = rows(6, seed=1)
-    check(logits_of(6), rules_of(batch), SamplingKind.TRUNCATED)
+    check(logits_of(6), rules_of(batch))
 
 
 def test_more_children_than_are_weighed():
     logits, rules = logits_of(2, vocab=300), sampled([0.8, 0.0])
-    check(logits, rules, SamplingKind.SAMPLED, 40)
-    few, many = (
-        TritonRowOps().children(logits, rules, SamplingKind.SAMPLED, count).confidences
-        for count in (COUNT, 40)
-    )
+    check(logits, rules, 40)
+    few, many = (TritonRowOps().children(logits, rules, count).confidences for count in (COUNT, 40))
     torch.testing.assert_close(few, many[:, :COUNT], rtol=1e-12, atol=0)

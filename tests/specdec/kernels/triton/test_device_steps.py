@@ -118,9 +118,9 @@ def test_one_program_merges_segments_where_there_are_enough(tiny_model_dir, monk
 def test_kernels_sample_the_tokens_of_the_reference(kind):
     logits, batch = rows(6, seed=1)
     shard = VocabShard(ALONE, 0, VOCAB, TritonRowOps())
-    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
+    rules = rules_of(batch, kind)
     expected = logits.argmax(1) if rules is None else RowOps().sample_batch(logits, batch)
-    sampled = sample_on_device(logits, rules, kind, shard)
+    sampled = sample_on_device(logits, rules, shard)
     assert sampled.token_ids.tolist() == expected.tolist()
     assert not sampled.is_invalid.any()
 
@@ -130,13 +130,13 @@ def test_kernels_sample_the_tokens_of_the_reference(kind):
 def test_ranks_sample_the_tokens_of_one(kind):
     """Each samples a share of the rows by the kernels; of four rows one of three ranks has none."""
     logits, batch = rows(4, seed=2)
-    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    expected = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
+    rules = rules_of(batch, kind)
+    expected = sample_on_device(logits, rules, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
 
     def on_rank(group):
         tokens = group.share_of(VOCAB)
         shard = VocabShard(group, tokens.start, VOCAB, TritonRowOps())
-        found = sample_on_device(logits[:, tokens.start : tokens.stop], rules, kind, shard)
+        found = sample_on_device(logits[:, tokens.start : tokens.stop], rules, shard)
         return found.token_ids.tolist()
 
     assert run_ranks(3, on_rank) == [expected.token_ids.tolist()] * 3
@@ -146,8 +146,8 @@ def test_ranks_sample_the_tokens_of_one(kind):
 def test_kernels_find_rows_without_a_token(kind):
     logits, batch = rows(4, seed=1)
     logits[0, 7], logits[1, 9], logits[2] = torch.nan, torch.inf, -torch.inf
-    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
+    rules = rules_of(batch, kind)
+    sampled = sample_on_device(logits, rules, VocabShard(ALONE, 0, VOCAB, TritonRowOps()))
     assert sampled.is_invalid.tolist() == [True, True, True, False]
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from specdec.config.gpu.truncation_search import MAX_CANDIDATES
+from specdec.kernels.reference.sample_rows import RowSampling
 from specdec.kernels.triton import truncation
-from specdec.kernels.triton.sample import RowSampling, TileArgmax
+from specdec.kernels.triton.sample import TileArgmax
 from specdec.sampling.truncation import DeviceLimits, min_score, truncation_floors
 
 TOP_P_ERROR = 1e-5

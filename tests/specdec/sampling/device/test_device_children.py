@@ -6,7 +6,7 @@ import torch
 
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.sampler import sample_on_device
-from specdec.sampling.top_children import best_children_of, children_on_device
+from specdec.sampling.top_children import best_children_of
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.device.test_device_sampler import ALONE, VOCAB, rows, rules_of, shards
 from tests.specdec.worker.operators import assert_host_reads_nothing
@@ -16,7 +16,7 @@ COUNT = 6
 
 def on_host(logits, batch, count=COUNT):
     """Return tokens and confidences of the rows, which the host may read."""
-    found = best_children_of(logits, batch, count, shards(ALONE)[1])
+    found = best_children_of(logits, batch, count, shards(ALONE)[1], on_host=True)
     return found.token_ids.numpy(), found.confidences.numpy()
 
 
@@ -36,9 +36,9 @@ def test_the_children_are_those_of_the_host(size, seed):
 
     def on_rank(group):
         own, shard = shards(group)
-        arguments = (rules_of(batch), SamplingKind.TRUNCATED)
-        found = children_on_device(logits[:, own], *arguments, COUNT, shard)
-        sampled = sample_on_device(logits[:, own], *arguments, shard)
+        rules = rules_of(batch)
+        found = best_children_of(logits[:, own], rules, COUNT, shard)
+        sampled = sample_on_device(logits[:, own], rules, shard)
         assert torch.equal(found.token_ids[:, 0], sampled.token_ids)
         return found
 
@@ -48,7 +48,7 @@ def test_the_children_are_those_of_the_host(size, seed):
 
 def test_greedy_rows_need_no_rules():
     logits, _ = rows(6)
-    found = children_on_device(logits, None, SamplingKind.GREEDY, COUNT, shards(ALONE)[1])
+    found = best_children_of(logits, None, COUNT, shards(ALONE)[1])
     same_children(found, on_host(logits, None))
 
 
@@ -61,8 +61,8 @@ def test_of_equal_tokens_the_lower_comes_first_and_faults_have_none(kind):
     if kind is SamplingKind.SAMPLED:
         _, batch = rows(4)
         batch.params["temperature"] = 0
-        rules = rules_of(batch)
-    found = children_on_device(logits, rules, kind, COUNT, shards(ALONE)[1])
+        rules = rules_of(batch, kind)
+    found = best_children_of(logits, rules, COUNT, shards(ALONE)[1])
     assert found.token_ids[0].tolist() == [3, 9, 70, 0, 1, 2]
     assert found.confidences[0].min() > 0
     assert (found.confidences[1:] == 0).all()
@@ -72,6 +72,5 @@ def test_of_equal_tokens_the_lower_comes_first_and_faults_have_none(kind):
 @pytest.mark.parametrize("kind", SamplingKind)
 def test_the_host_reads_nothing(kind):
     logits, batch = rows(3)
-    rules, shard = rules_of(batch), shards(ALONE)[1]
-    own = None if kind is SamplingKind.GREEDY else rules
-    assert_host_reads_nothing(lambda: children_on_device(logits * 1, own, kind, COUNT, shard))
+    rules, shard = rules_of(batch, kind), shards(ALONE)[1]
+    assert_host_reads_nothing(lambda: best_children_of(logits * 1, rules, COUNT, shard))

@@ -44,7 +44,10 @@ def rows(count, seed=0):
     return torch.randn(count, VOCAB, generator=generator) * 3, batch
 
 
-def rules_of(batch):
+def rules_of(batch, kind=SamplingKind.TRUNCATED):
+    """Return the rules of rows that need this work at most; None where they are greedy."""
+    if kind is SamplingKind.GREEDY:
+        return None
     params = batch.params
 
     def column(name):
@@ -54,6 +57,7 @@ def rules_of(batch):
         column("temperature"),
         DeviceLimits(column("top_k"), column("top_p"), column("min_score")),
         NoiseKeys(column("seed"), column("choice").long(), column("position").long()),
+        kind is SamplingKind.TRUNCATED,
     )
 
 
@@ -72,7 +76,7 @@ def test_the_tokens_are_those_of_the_host(size, seed, count):
 
     def on_rank(group):
         own, shard = shards(group)
-        sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
+        sampled = sample_on_device(logits[:, own], rules_of(batch), shard)
         return sampled.token_ids.tolist(), sampled.is_invalid.any().item()
 
     expected = RowOps().sample_batch(logits, batch).tolist()
@@ -94,11 +98,11 @@ def test_collectives_of_a_step(kind, called, fault):
     logits[0, 7] = logits[1, -1] = fault
     logits[2] = -torch.inf
     logits[3, :300] = -torch.inf
-    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
+    rules = rules_of(batch, kind)
 
     def on_rank(group):
         own, shard = shards(group)
-        sampled = sample_on_device(logits[:, own], rules, kind, shard)
+        sampled = sample_on_device(logits[:, own], rules, shard)
         return group.called, sampled.is_invalid.tolist(), sampled.token_ids[3:].tolist()
 
     (counts, is_invalid, tokens), other = run_ranks(2, on_rank)
@@ -114,7 +118,7 @@ def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
 
     def on_rank(group):
         own, shard = shards(group)
-        sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
+        sampled = sample_on_device(logits[:, own], rules_of(batch), shard)
         return sampled.token_ids.tolist(), group.called.count("all_to_all")
 
     expected = RowOps().sample_batch(logits, batch).tolist()
@@ -124,13 +128,13 @@ def test_rows_of_large_steps_are_exchanged_in_slabs(monkeypatch):
 def test_rows_are_sampled_in_slabs_of_bounded_memory(monkeypatch):
     logits, batch = rows(11)
     shard = VocabShard(ALONE, 0, VOCAB)
-    whole = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
+    whole = sample_on_device(logits, rules_of(batch), shard)
     sizes, noise = [], device_sampler.gumbel_noise
     monkeypatch.setattr(device_sampler, "SLAB_LOGITS", 4 * VOCAB)
     monkeypatch.setattr(
         device_sampler, "gumbel_noise", lambda *keys: sizes.append(len(keys[0])) or noise(*keys)
     )
-    slabs = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
+    slabs = sample_on_device(logits, rules_of(batch), shard)
     assert slabs.token_ids.tolist() == whole.token_ids.tolist()
     assert slabs.is_invalid.tolist() == whole.is_invalid.tolist()
     assert [size // 6 for size in sizes] == [4, 4, 3]  # of six chunks a row
@@ -153,8 +157,7 @@ def test_a_kind_does_the_work_that_rows_need(kind):
     shard = VocabShard(ALONE, 0, VOCAB)
     expected = RowOps().sample_batch(logits, batch).tolist()
     for more in [each for each in SamplingKind if each >= kind]:
-        rules = None if more is SamplingKind.GREEDY else rules_of(batch)
-        assert sample_on_device(logits, rules, more, shard).token_ids.tolist() == expected
+        assert sample_on_device(logits, rules_of(batch, more), shard).token_ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", SamplingKind)
@@ -164,7 +167,7 @@ def test_rows_without_a_token_are_invalid(kind):
     logits[1, 9] = torch.inf
     logits[2] = -torch.inf
     logits[3, :300] = -torch.inf
-    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
-    sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
+    rules = rules_of(batch, kind)
+    sampled = sample_on_device(logits, rules, VocabShard(ALONE, 0, VOCAB))
     assert sampled.is_invalid.tolist() == [True, True, True, False, False]
     assert sampled.token_ids[3] >= 300

@@ -129,7 +129,7 @@ def trees_by_levels(head, parts, temperature, sizes):
         own_params = params(temperature)[[end.seq_id for end in trees.ends()]]
         own_params["position"] += index
         batch = SamplingBatch.from_params(own_params, "cpu")
-        children = RowOps().children_of(logits, batch, trees.num_ranks)
+        children = RowOps().children(logits, batch, trees.num_ranks, on_host=True)
         trees.add_level(*(column.numpy() for column in children))
         if trees.num_rows:
             rows, tokens = trees.frontier
