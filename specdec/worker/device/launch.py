@@ -21,6 +21,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device.decoder import DeviceDecoder
 from specdec.worker.device.extras import StepExtras
 from specdec.worker.device.head.block import BlockDrafts
+from specdec.worker.device.head.head import StepParts
 from specdec.worker.device.head.head_launch import HeadLauncher, draft_layout
 from specdec.worker.device.head.lookup import LookupLauncher
 from specdec.worker.device.head.pairs import PairDrafts
@@ -80,9 +81,9 @@ class StepLauncher:
         self._offsets = torch.arange(limits.max_query_len, device=device)
         self._stages = self._target_stages()
         head, lookup = drafter or DrafterParts()
-        shared = (self.buffers, state, limits, graphs)
-        self._head = HeadLauncher(head, *shared, self._sources) if head else None
-        self.lookup = LookupLauncher(lookup, *shared, shard.ops) if lookup else None
+        step = StepParts(self.buffers, state, limits, graphs)
+        self._head = HeadLauncher(head, step, self._sources) if head else None
+        self.lookup = LookupLauncher(lookup, step, shard.ops) if lookup else None
         for each in (self._head, self.lookup):
             self._stages |= {} if each is None else each.stages
         features = head.features if isinstance(head, PairParts | BlockParts) else None

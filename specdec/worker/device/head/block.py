@@ -17,13 +17,11 @@ from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceDrafts, DraftHead
-from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.head.head import DraftRows
+from specdec.worker.device.head.head import DraftRows, StepParts
 from specdec.worker.device.head.pairs import KvDrafts
-from specdec.worker.device.input.draft_layout import DraftLayout
-from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device.state import slots_at
 from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.parts import BlockParts
 
@@ -45,23 +43,14 @@ def _pages_of_row(head: DeviceBlockHead, max_draft_tokens: int, block_size: int)
 class BlockDrafts(KvDrafts[BlockParts]):
     """Launches the pass over blocks: `run_block` after `run_pairs`, then `draft`."""
 
-    def __init__(
-        self,
-        parts: BlockParts,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        hidden_size: int,
-        drafts: Tensor,
-        layout: DraftLayout,
-        growth: GrowthShape | None,
-    ) -> None:
-        """Arguments as in KvDrafts."""
-        super().__init__(parts, state, limits, hidden_size, drafts, layout, growth)
+    def __init__(self, parts: BlockParts, step: StepParts) -> None:
+        super().__init__(parts, step)
+        limits = step.limits
         size = (limits.max_num_seqs, limits.max_draft_tokens, self._outputs.shape[1])
         self._block = self._outputs.new_zeros(size)  # outputs of the draft tokens
         count = _pages_of_row(parts.head, limits.max_draft_tokens, limits.block_size)
         first = limits.num_blocks + 1  # after the padding block
-        blocks = torch.arange(limits.max_num_seqs * count, device=drafts.device)
+        blocks = torch.arange(limits.max_num_seqs * count, device=self._tokens.device)
         self._scratch = first + blocks.view(-1, count)  # [max_num_seqs, count]
         assert parts.kv_cache.shape[1] >= (first + blocks.numel()) * limits.block_size
 
@@ -73,15 +62,15 @@ class BlockDrafts(KvDrafts[BlockParts]):
 
     def run_block(self, shape: StepShape) -> None:
         """Run the blocks of drafts of up to `shape.query_len` - 1 tokens."""
-        head, outputs = self._parts.head, self._outputs[: shape.num_rows]
+        head, outputs = self.parts.head, self._outputs[: shape.num_rows]
         count, anchors = self._num_of(head, shape), self._tokens[: shape.num_rows]
         batch = self._block_batch(head.block_tokens(anchors, count), shape)
-        found = head.run_block(batch, outputs, self._parts.kv_cache)
+        found = head.run_block(batch, outputs, self.parts.kv_cache)
         self._block[: shape.num_rows, :count] = found[:, :count]
 
     def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Select the tokens of the drafts that were run; edits: as in `_select`."""
-        head, num_rows = self._parts.head, shape.num_rows
+        head, num_rows = self.parts.head, shape.num_rows
         outputs = self._block[:num_rows, : self._num_of(head, shape)]
         state = head.begin_on_device(outputs, self._tokens[:num_rows])
         self._select_all(head, state, kind, shape, edits)
@@ -89,7 +78,7 @@ class BlockDrafts(KvDrafts[BlockParts]):
     def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Draft the tree or the chain that each row wants, of blocks that were run."""
         assert self.growth is not None, "the host drafts trees"
-        head, num_rows = self._parts.head, shape.num_rows
+        head, num_rows = self.parts.head, shape.num_rows
         outputs = self._block[:num_rows, : self.growth.depth]
         state = head.begin_on_device(outputs, self._tokens[:num_rows])
         self._grow_all(head, state, kind, num_rows, edits)

@@ -10,7 +10,7 @@ serves all other steps on the same features and KV.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,11 +27,14 @@ from specdec.sampling.device.device_growth import (
 )
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.input.draft_layout import DraftLayout
+from specdec.worker.device.input.buffers import StepBuffers
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.step_graphs import StepShape
-from specdec.worker.head.sampler import HeadSampler, Shaping
+from specdec.worker.device.step_graphs import StepGraphs, StepShape
+from specdec.worker.head.parts import HeadParts, PairParts, StateParts
+from specdec.worker.head.sampler import Shaping
+
+Parts = TypeVar("Parts", bound=HeadParts)
 
 
 class DraftRows(NamedTuple):
@@ -48,27 +51,44 @@ class DraftRows(NamedTuple):
     depth: Tensor
 
 
-class HeadDrafts:
-    """Static buffers of drafts, and the selection of their tokens."""
+def growth_shape(parts: HeadParts, limits: DeviceStepLimits) -> GrowthShape | None:
+    """Return the largest trees that a head drafts on the device; None where it drafts none.
 
-    def __init__(
-        self,
-        sampler: HeadSampler,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        drafts: Tensor,
-        layout: DraftLayout,
-        growth: GrowthShape | None = None,
-    ) -> None:
-        """drafts: [max_num_seqs, layout.width] int64, which receive the drafts.
+    They grow level by level where a node's logits depend on its path, and else best first.
+    """
+    head = parts.head
+    grows_by_level = isinstance(parts, PairParts) and head.capabilities.runs_nodes
+    is_given = isinstance(parts, StateParts) and parts.has_tree_choices
+    if not limits.max_tree_nodes or head.reads_drafts != grows_by_level or is_given:
+        return None
+    depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
+    return GrowthShape(limits.max_tree_nodes, depth)
 
-        growth: of the largest trees; None where the host drafts trees, if there are any.
-        """
-        self.growth, self._layout = growth, layout
-        self._sampler, self._state, self._limits = sampler, state, limits
-        self._all_drafts = drafts
+
+class StepParts(NamedTuple):
+    """What drafts share with the steps before them. buffers: receive the drafts."""
+
+    buffers: StepBuffers
+    state: DeviceState
+    limits: DeviceStepLimits
+    graphs: StepGraphs
+
+
+class HeadDrafts(Generic[Parts]):
+    """Static buffers of drafts, and the selection of their tokens.
+
+    parts: of the head, which another one of the same sizes may replace. growth: of the largest
+    trees; None where the host drafts trees, if there are any.
+    """
+
+    def __init__(self, parts: Parts, step: StepParts) -> None:
+        self.parts: Parts = parts
+        self.growth = growth_shape(parts, step.limits)
+        _, self._state, self._limits, _ = step
+        self._layout, state, limits = step.buffers.layout, step.state, step.limits
+        drafts = self._all_drafts = step.buffers.drafts(limits.max_num_seqs)
         self._drafts = drafts[:, : 1 + limits.max_draft_tokens]  # chains
-        self._confidences = layout.confidences(drafts)
+        self._confidences = self._layout.confidences(drafts)
         num_rows = limits.max_num_seqs
         ids = partial(torch.zeros, dtype=torch.int64, device=drafts.device)
         self._rows = DraftRows(
@@ -111,8 +131,8 @@ class HeadDrafts:
         rows, drafts = self._own_rows(num_rows), self._drafts[:num_rows]
         before = self._ends[:num_rows] + self._index - 1
         column = self._index.clamp_max(drafts.shape[1] - 2)  # after it in captures
-        if self._sampler.has_confidences:
-            confidences = self._sampler.confidences(logits)
+        if self.parts.sampler.has_confidences:
+            confidences = self.parts.sampler.confidences(logits)
             self._confidences[:num_rows].index_copy_(1, column, confidences[:, None])
         shaping = None
         if edits is not None:
@@ -120,7 +140,7 @@ class HeadDrafts:
             paths = drafts[:, 1:].masked_fill(~is_drafted, -1)[edits.rows]
             shaping = Shaping(edits, paths, before + 1 - rows.num_prompt)
         rules = rules_of(kind, rows.params, before[:, None], rows.num_prompt)
-        sample = self._sampler.select_on_device(logits, rules, shaping)
+        sample = self.parts.sampler.select_on_device(logits, rules, shaping)
         goes_on = self._goes_on(num_rows) & ~sample.is_invalid
         tokens = sample.token_ids.masked_fill(~goes_on, 0)
         drafts.index_copy_(1, column + 1, tokens[:, None])
@@ -174,7 +194,7 @@ class HeadDrafts:
         counts = torch.where(is_tree, rows.num_wanted, depths)
         children = DepthChildren(*(torch.stack(each, 1) for each in zip(*levels, strict=True)))
         children = children.within(counts, depths)
-        trees = self._sampler.best_first(children, counts, self.growth.num_nodes)
+        trees = self.parts.sampler.best_first(children, counts, self.growth.num_nodes)
         chain_lens = (children.confidences[:, :, 0] > 0).long().cumprod(1).sum(1)
         self._keep(trees, GrownChains(chain_lens, chain), counts > depths)
 
@@ -201,7 +221,7 @@ class HeadDrafts:
             positions = (before + 1 - rows.num_prompt[:, None]).flatten()
             shaping = Shaping(spread, paths.flatten(0, 1)[spread.rows], positions)
         rules = rules_of(kind, rows.params, before, rows.num_prompt)
-        return self._sampler.children_on_device(logits, rules, count, shaping)
+        return self.parts.sampler.children_on_device(logits, rules, count, shaping)
 
     def _keep(self, trees: GrownTrees, chains: GrownChains, is_tree: Tensor) -> None:
         """Write the trees to the output, and with their first paths where the next step reads them.

@@ -15,11 +15,11 @@ from torch import Tensor
 from specdec.kernels.reference.ngram import Texts
 from specdec.sampling.row_ops import RowOps
 from specdec.types.messages import StepRow
-from specdec.worker.device.input.buffers import StepBuffers, copy_to_device
+from specdec.worker.device.head.head import StepParts
+from specdec.worker.device.input.buffers import copy_to_device
 from specdec.worker.device.input.input import Word, rows_of
 from specdec.worker.device.plan import StepPlan
-from specdec.worker.device.state import DeviceState, DeviceStepLimits
-from specdec.worker.device.step_graphs import Launch, Part, Stage, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import Launch, Part, Stage, StepShape
 from specdec.worker.head.parts import LookupParts
 
 
@@ -29,21 +29,13 @@ class LookupLauncher:
     stages: of steps, as graphs.
     """
 
-    def __init__(
-        self,
-        parts: LookupParts,
-        buffers: StepBuffers,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        graphs: StepGraphs,
-        ops: RowOps,
-    ) -> None:
-        """Allocate the texts. buffers: of the steps, which receive the drafts."""
-        self._parts, self._buffers, self._state = parts, buffers, state
-        self._limits, self._graphs, self._ops = limits, graphs, ops
-        device = buffers.input.device
+    def __init__(self, parts: LookupParts, step: StepParts, ops: RowOps) -> None:
+        """Allocate the texts."""
+        self._parts, self._ops = parts, ops
+        self._buffers, self._state, self._limits, self._graphs = step
+        device, limits = self._buffers.input.device, self._limits
         # The column after the longest text is for tokens that no text has.
-        size = (state.padding_place + 1, limits.max_model_len + 1)
+        size = (self._state.padding_place + 1, limits.max_model_len + 1)
         self._texts = torch.zeros(size, dtype=torch.int32, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
         self._followed: set[int] = set()  # sequences whose texts are on the device

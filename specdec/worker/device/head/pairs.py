@@ -9,7 +9,7 @@ tokens, in one pass like that of the target. Then `PairDrafts` runs one pass for
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,19 +18,17 @@ from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import HiddenStates
 from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import first_slot
-from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.head.head import DraftRows, HeadDrafts
-from specdec.worker.device.input.draft_layout import DraftLayout
-from specdec.worker.device.state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device.head.head import DraftRows, HeadDrafts, StepParts
+from specdec.worker.device.state import slots_at
 from specdec.worker.device.step_graphs import StepShape
-from specdec.worker.head.parts import BlockParts, PairParts
+from specdec.worker.head.parts import KvParts, PairParts
 
-Parts = TypeVar("Parts", PairParts, BlockParts)
+Parts = TypeVar("Parts", bound=KvParts)
 
 
-class KvDrafts(HeadDrafts, Generic[Parts]):
+class KvDrafts(HeadDrafts[Parts]):
     """Launches the passes over pairs on static buffers, stage by stage.
 
     `add_features` follows each pass of the target. After that of a step with prompts come
@@ -38,35 +36,21 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
     follows the verification.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        hidden_size: int,
-        drafts: Tensor,
-        layout: DraftLayout,
-        growth: GrowthShape | None = None,
-    ) -> None:
-        """hidden_size: of the target. drafts, layout, growth: as in HeadDrafts."""
-        super().__init__(parts.sampler, state, limits, drafts, layout, growth)
-        self._parts: Parts = parts
+    def __init__(self, parts: Parts, step: StepParts) -> None:
+        super().__init__(parts, step)
+        limits, slots, hidden_size = step.limits, self._tokens, step.buffers.hidden.shape[1]
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
-        self._slots = drafts.new_zeros(num_tokens)
+        self._slots = slots.new_zeros(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
-        self._first = drafts.new_zeros(num_rows)  # the last known token before the step
+        self._first = slots.new_zeros(num_rows)  # the last known token before the step
         self._outputs = page.new_zeros(num_rows, parts.head.output_size)  # of the last pass
-
-    def use(self, parts: Parts) -> None:
-        """Draft with another head of the same sizes from now on."""
-        self._parts, self._sampler = parts, parts.sampler
 
     @property
     def taps(self) -> tuple[int, ...]:
         """See DraftHead."""
-        return self._parts.head.taps
+        return self.parts.head.taps
 
     def keep(self, states: HiddenStates, slots: Tensor) -> None:
         """Keep what the head reads of a pass of the target. slots: [T], of its tokens."""
@@ -82,12 +66,12 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
 
         hidden: [T, hidden_size], final and normed, of this pass.
         """
-        num_tokens, head = len(hidden), self._parts.head
+        num_tokens, head = len(hidden), self.parts.head
         if not head.feature_size:
             return
         features = head.features(self._tapped[:num_tokens] if head.taps else hidden)
         self._features[:num_tokens] = features
-        page, slots = self._parts.features, self._slots[:num_tokens]
+        page, slots = self.parts.features, self._slots[:num_tokens]
         page.index_copy_(0, slots, self._features[:num_tokens])
 
     def run_prompts(self, batch: RaggedBatch, is_written: Tensor) -> None:
@@ -101,8 +85,8 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         index = torch.arange(num_tokens, device=slots.device)
         is_first = index == batch.cu_seqlens[batch.rows]
         own = self._features[(index - 1).clamp_min(0)]
-        features = torch.where(is_first[:, None], self._parts.features[slots], own)
-        first = first_slot(self._parts.head)
+        features = torch.where(is_first[:, None], self.parts.features[slots], own)
+        first = first_slot(self.parts.head)
         is_pair = is_written & (batch.positions >= first)
         padding_slot = self._limits.num_blocks * size
         pairs = replace(
@@ -112,7 +96,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
             context_lens=batch.context_lens.clamp_min(first + 1),
             trees=None,  # their nodes are no prompt
         )
-        self._parts.head.run_on_device(pairs, features, self._parts.kv_cache)
+        self.parts.head.run_on_device(pairs, features, self.parts.kv_cache)
 
     def gather(self, index: Tensor) -> None:
         """Put the features of the tokens at `index` [N] first, as `run_pairs` reads them."""
@@ -130,11 +114,11 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         positions = starts + torch.minimum(offsets, last)
         first = self._first[: shape.num_rows, None]
         tokens = torch.cat([first, verified.token_ids], 1).masked_fill(offsets > last, 0)
-        first_pair = first_slot(self._parts.head)
+        first_pair = first_slot(self.parts.head)
         is_written = (offsets <= last) & wants[:, None] & (positions >= first_pair)
         batch = self._batch(tokens, positions.clamp_min(first_pair), is_written, shape)
         features = self._features_of_pairs(starts, batch.block_tables, shape)
-        outputs = self._parts.head.run_on_device(batch, features, self._parts.kv_cache)
+        outputs = self.parts.head.run_on_device(batch, features, self.parts.kv_cache)
         outputs = outputs.view(shape.num_rows, shape.query_len + 1, -1)
         index = last[:, :, None].expand(-1, 1, outputs.shape[2])
         self._outputs[: shape.num_rows] = outputs.gather(1, index).squeeze(1)
@@ -145,7 +129,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         starts: [num_rows, 1], the first token's position; the feature before it is stored.
         """
         slots = slots_at((starts - 1).clamp_min(0), tables, self._limits.block_size)
-        before = self._parts.features[slots.flatten()].view(shape.num_rows, 1, -1)
+        before = self.parts.features[slots.flatten()].view(shape.num_rows, 1, -1)
         own = self._features[: shape.num_rows * shape.query_len].view(
             shape.num_rows, shape.query_len, before.shape[2]
         )
@@ -178,12 +162,12 @@ class PairDrafts(KvDrafts[PairParts]):
 
     def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Select the next token of each row that goes on; edits: as in `_select`."""
-        logits = self._parts.head.output_logits(self._outputs[: shape.num_rows])
+        logits = self.parts.head.output_logits(self._outputs[: shape.num_rows])
         self._select(logits, kind, shape.num_rows, edits)
 
     def advance(self, shape: StepShape) -> None:
         """Run the tokens that were drafted last. shape: of a step with one token of each row."""
-        num_rows, parts = shape.num_rows, self._parts
+        num_rows, parts = shape.num_rows, self.parts
         positions = self._ends[:num_rows] + self._index - 1
         is_written = self._goes_on(num_rows)[:, None]
         tokens = self._tokens[:num_rows, None]

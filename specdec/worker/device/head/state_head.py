@@ -9,41 +9,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device.device_growth import GrowthShape
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.head.head import DraftRows, HeadDrafts
-from specdec.worker.device.input.draft_layout import DraftLayout
-from specdec.worker.device.state import DeviceState, DeviceStepLimits
+from specdec.worker.device.head.head import DraftRows, HeadDrafts, StepParts
 from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.parts import StateParts
 
 
-class StateDrafts(HeadDrafts):
+class StateDrafts(HeadDrafts[StateParts]):
     """Launches a head on static buffers: `start` after the verification, then `draft`."""
 
-    def __init__(
-        self,
-        parts: StateParts,
-        state: DeviceState,
-        limits: DeviceStepLimits,
-        hidden: Tensor,
-        drafts: Tensor,
-        layout: DraftLayout,
-        growth: GrowthShape | None,
-    ) -> None:
-        """hidden: [max_scored_tokens, hidden_size], where a step leaves its states.
-
-        drafts, layout, growth: as in HeadDrafts.
-        """
+    def __init__(self, parts: StateParts, step: StepParts) -> None:
         assert not parts.head.taps, "the states of layers are not kept"
-        super().__init__(parts.sampler, state, limits, drafts, layout, growth)
-        self._parts, self._hidden = parts, hidden
-        self._features = hidden.new_zeros(limits.max_num_seqs, parts.head.feature_size)
-
-    def use(self, parts: StateParts) -> None:
-        """Draft with another head of the same sizes from now on."""
-        self._parts, self._sampler = parts, parts.sampler
+        super().__init__(parts, step)
+        self._hidden = step.buffers.hidden  # where a step leaves its states
+        num_rows = step.limits.max_num_seqs
+        self._features = self._hidden.new_zeros(num_rows, parts.head.feature_size)
 
     def start(
         self, rows: DraftRows, verified: VerifiedChains, sources: Tensor, shape: StepShape
@@ -56,7 +37,7 @@ class StateDrafts(HeadDrafts):
         self._start(rows, verified, shape)
         last = (verified.counts - 1).clamp_min(0)[:, None]
         index = sources.gather(1, last).squeeze(1)
-        features = self._parts.head.features(self._hidden[index])
+        features = self.parts.head.features(self._hidden[index])
         self._features[: shape.num_rows] = features
         tokens = verified.token_ids.gather(1, last).squeeze(1)
         self._tokens[: shape.num_rows] = tokens
@@ -66,12 +47,12 @@ class StateDrafts(HeadDrafts):
 
         Of each row those that it wants are kept. edits: as in `_select`.
         """
-        num_rows, head = shape.num_rows, self._parts.head
+        num_rows, head = shape.num_rows, self.parts.head
         state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
         self._select_all(head, state, kind, shape, edits)
 
     def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Draft the tree or the chain that each row wants; edits: as in `_select`."""
-        num_rows, head = shape.num_rows, self._parts.head
+        num_rows, head = shape.num_rows, self.parts.head
         state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
         self._grow_all(head, state, kind, num_rows, edits)

@@ -28,20 +28,16 @@ from specdec.worker.device.step_graphs import StepShape
 
 
 class TreePairDrafts(PairDrafts):
-    """Drafts chains as PairDrafts does, or trees of all rows: `grow` after `run_pairs`.
-
-    growth: of the largest trees.
-    """
-
-    growth: GrowthShape
+    """Drafts chains as PairDrafts does, or trees of all rows: `grow` after `run_pairs`."""
 
     def holds_tree(self, num_nodes: int, depth: int) -> bool:
         """See HeadDrafts."""
-        return self.growth.holds(num_nodes, depth)
+        return self.growth is not None and self.growth.holds(num_nodes, depth)
 
     def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Draft the tree or the chain that each row wants; edits: as in `_select`."""
-        head, num_rows = self._parts.head, shape.num_rows
+        assert self.growth is not None, "the host drafts trees"
+        head, num_rows = self.parts.head, shape.num_rows
         wanted = self._wanted(num_rows)
         growth = TreeGrowth(self.growth, wanted)
         nodes = _RunNodes(self._ends[:num_rows].clamp_min(2), wanted, self.growth)
@@ -75,10 +71,10 @@ class TreePairDrafts(PairDrafts):
 
         outputs: of the frontier before, [num_rows, F, hidden_size].
         """
-        head, size = self._parts.head, outputs.shape[2]
+        head, size = self.parts.head, outputs.shape[2]
         index = frontier.parent_places[:, :, None].expand(-1, -1, size)
         features = head.next_features(outputs.gather(1, index).flatten(0, 1))
-        found = head.run_on_device(batch, features, self._parts.kv_cache)
+        found = head.run_on_device(batch, features, self.parts.kv_cache)
         return found.view(*frontier.token_ids.shape, -1)
 
     def tables_of(self, shape: StepShape) -> Tensor:

@@ -210,10 +210,10 @@ def test_blocks_of_rows_do_not_meet(tiny_model_dir, head_dir):
     drafts._ends[:3] = torch.tensor([1, config.block_size, config.block_size + 1])
     drafts._rows.num_wanted[:3], drafts._rows.places[:3] = 1, torch.arange(3)
     drafts._state.tables[:3] = torch.arange(drafts._state.tables[:3].numel()).view(3, -1)
-    tokens = torch.zeros(3, drafts._parts.head.block_len(1), dtype=torch.int64)
+    tokens = torch.zeros(3, drafts.parts.head.block_len(1), dtype=torch.int64)
     slots = drafts._block_batch(tokens, shape).slot_mapping.view(tokens.shape)
     assert len(slots.unique()) == slots.numel()
-    assert slots.max() < drafts._parts.kv_cache.shape[1]
+    assert slots.max() < drafts.parts.kv_cache.shape[1]
     num_pool = config.num_blocks * config.block_size
     is_after = slots >= num_pool + config.block_size  # and after the padding block
     assert is_after.sum(1).tolist() == [
@@ -240,7 +240,7 @@ def test_the_memory_plan_counts_the_pages_of_blocks(tiny_model_dir, head_dir, me
     directory, target = head_dir(method), ModelConfig.from_directory(tiny_model_dir)
     limits = config_of(method, directory, max_num_seqs=3)
     runner = device_runner(tiny_model_dir, limits, head=directory)
-    cache = runner.device_steps._launcher._pairs._parts.kv_cache
+    cache = runner.device_steps._launcher._pairs.parts.kv_cache
     num_after = cache.shape[1] - (limits.num_blocks + 1) * limits.block_size
     config = LLMConfig(
         device="cuda",

@@ -55,7 +55,7 @@ def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
 def test_the_host_reads_nothing_between_the_levels_of_a_tree(tiny_model_dir, head_dir, method):
     launcher = trees.runner_of(method, tiny_model_dir, head_dir).device_steps._launcher
-    drafts, shape = launcher._pairs or launcher._head._states, StepShape(2, 1, 5)
+    drafts, shape = launcher._head._drafts, StepShape(2, 1, 5)
     assert_host_reads_nothing(lambda: drafts.grow(SamplingKind.SAMPLED, shape))
 
 
