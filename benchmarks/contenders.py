@@ -29,10 +29,11 @@ from specdec.worker import (
     LoadedModel,
     LocalDraftWorker,
     LocalTarget,
+    RankModel,
     TargetModelRunner,
-    load_draft_runner,
-    load_runner,
+    load_draft,
     load_served_head,
+    load_target,
 )
 
 _BLOCK_SIZE = 16
@@ -96,12 +97,14 @@ class EngineContender:
             max_prefill_tokens=self._settings.max_prefill_tokens,
             enable_prefix_caching=False,
         )
-        self._runner = load_runner(
-            directory,
-            self._settings.dtype,
-            self._config,
+        self._runner = load_target(
+            RankModel(
+                directory,
+                self._settings.dtype,
+                self._config,
+                quantization=self._settings.quantization,
+            ),
             TensorParallelGroup(),
-            self._settings.quantization,
         )
         self._engines = {name: self._engine(name) for name in self._settings.methods}
 
@@ -167,12 +170,14 @@ class EngineContender:
             self._config.max_num_batched_tokens,
             self._config.enable_prefix_caching,
         )
-        runner = load_draft_runner(
-            self._directory,
-            self._settings.dtype,
-            limits,
+        runner = load_draft(
+            RankModel(
+                self._directory,
+                self._settings.dtype,
+                limits,
+                quantization=config.draft_model.quantization,
+            ),
             TensorParallelGroup(),
-            config.draft_model.quantization,
         )
         return DraftModelProposer(LocalDraftWorker(runner), limits)
 

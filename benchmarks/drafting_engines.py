@@ -25,7 +25,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.reports.stats import Counts
 from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 
 SYNCHRONOUS = "off"
 MODES = (SYNCHRONOUS, "continuing", "outcomes")
@@ -151,5 +151,7 @@ def local_target(
     )
     group = TensorParallelGroup()
     return LocalTarget(
-        load_runner(directory, "float32", config, group, quantization=quantization, device=device)
+        load_target(
+            RankModel(directory, "float32", config, quantization=quantization, device=device), group
+        )
     )

@@ -50,7 +50,7 @@ from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, StepRow
 from specdec.types.trial_sequences import TrialSequences
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 
 _VOCAB_SIZE = 8192
 _NUM_SEQUENCES, _CONTEXT_TOKENS, _MOST_DRAFT_TOKENS = 64, 64, 8
@@ -153,7 +153,7 @@ class CostBench:
             max_num_batched_tokens=1024,
         )
         self._target = LocalTarget(
-            load_runner(directory, "float32", self._config, TensorParallelGroup())
+            load_target(RankModel(directory, "float32", self._config), TensorParallelGroup())
         )
         self._texts = texts(directory, _NUM_SEQUENCES, length)
         self._sample_text = tuple(Tokenizer(directory).encode(SAMPLE_TEXT))

@@ -27,7 +27,7 @@ from specdec.models.loading import load_model
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 1024
@@ -95,7 +95,7 @@ def continuations(
         block_size=_BLOCK_SIZE,
         max_num_seqs=_NUM_STREAMS,
     )
-    runner = load_runner(directory, "float32", config, TensorParallelGroup())
+    runner = load_target(RankModel(directory, "float32", config), TensorParallelGroup())
     engine = Engine(config, model, LocalTarget(runner), Tokenizer(directory))
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     for index, prompt in enumerate(prompts):

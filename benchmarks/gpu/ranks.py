@@ -26,7 +26,7 @@ from specdec.kernels.tensor_parallel import Rendezvous, TensorParallelGroup
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import load_runner
+from specdec.worker import RankModel, load_target
 from specdec.worker.device.step_graphs import CudaGraphs
 
 _NUM_RANKS = 2
@@ -136,7 +136,7 @@ def _tokens(rank: _Rank, group: TensorParallelGroup, *, enforce_eager: bool) -> 
         max_num_batched_tokens=_NUM_SEQS * _PROMPT_TOKENS,
         enforce_eager=enforce_eager,
     )
-    runner = load_runner(rank.model, "float32", config, group, device=rank.device)
+    runner = load_target(RankModel(rank.model, "float32", config, device=rank.device), group)
     step, tokens = _prompts(), [list[int]() for _ in range(_NUM_SEQS)]
     for index in range(_NUM_TOKENS):
         for row in runner.execute(step).rows:

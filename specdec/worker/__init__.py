@@ -11,9 +11,9 @@ from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.loading import (
     HeadFiles,
     RankModel,
-    load_draft_runner,
-    load_runner,
+    load_draft,
     load_served_head,
+    load_target,
     load_warm,
 )
 from specdec.worker.local import LocalDraftWorker, LocalTarget
@@ -35,9 +35,9 @@ __all__ = [
     "Rendezvous",
     "StepProfiler",
     "TargetModelRunner",
-    "load_draft_runner",
-    "load_runner",
+    "load_draft",
     "load_served_head",
+    "load_target",
     "load_warm",
     "native_library_fault",
 ]

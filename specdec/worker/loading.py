@@ -87,60 +87,22 @@ class RankModel:
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
 
 
-def load_runner(
-    directory: Path,
-    dtype: DTypeName,
-    config: EngineConfig,
-    group: TensorParallelGroup,
-    quantization: QuantizationMethod | None = None,
-    device: torch.device = CPU,
-    kernels: Kernels = "auto",
-    head: HeadFiles | None = None,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-) -> TargetModelRunner:
-    """Load this rank's shard of the target, and of its draft head, and allocate the KV pool.
-
-    quantization, kernels: as in `load_model`.
-    """
-    spec = RankModel(
-        directory, dtype, config, quantization, device, kernels, head=head, options=options
-    )
-    return _load_target(spec, config, group)
-
-
-def load_draft_runner(
-    directory: Path,
-    dtype: DTypeName,
-    limits: DraftLimits,
-    group: TensorParallelGroup,
-    quantization: QuantizationMethod | None = None,
-    device: torch.device = CPU,
-    vocabulary: VocabularyMap | None = None,
-    kernels: Kernels = "auto",
-) -> DraftModelRunner:
-    """Load this rank's shard of a draft model and allocate its KV pool.
-
-    vocabulary: map to the target's vocabulary; None if both are the same.
-    """
-    spec = RankModel(directory, dtype, limits, quantization, device, kernels, vocabulary)
-    return _load_draft(spec, limits, group)
-
-
 def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner | DraftModelRunner:
     """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up."""
     limits, longest = spec.limits, spec.limits.max_model_len - 1
     if isinstance(limits, DraftLimits):
-        draft = _load_draft(spec, limits, group)
+        draft = load_draft(spec, group)
         draft.warm_up(min(limits.max_catch_up_tokens, longest))
         return draft
-    target = _load_target(spec, limits, group)
+    target = load_target(spec, group)
     warm_up_target(target, min(limits.max_num_batched_tokens, longest), limits.max_model_len)
     return target
 
 
-def _load_target(
-    spec: RankModel, config: EngineConfig, group: TensorParallelGroup
-) -> TargetModelRunner:
+def load_target(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner:
+    """Load this rank's shard of a target, and of its draft head, and allocate the KV pool."""
+    config = spec.limits
+    assert isinstance(config, EngineConfig), "a draft model"
     model_config = ModelConfig.from_directory(spec.directory, spec.options)
     model = _load_model(spec, model_config, group)
     has_adapters = config.adapters is not None and spec.head is not None
@@ -257,9 +219,10 @@ def _load_version(
     return load(found)
 
 
-def _load_draft(
-    spec: RankModel, limits: DraftLimits, group: TensorParallelGroup
-) -> DraftModelRunner:
+def load_draft(spec: RankModel, group: TensorParallelGroup) -> DraftModelRunner:
+    """Load this rank's shard of a draft model, and allocate its KV pool."""
+    limits = spec.limits
+    assert isinstance(limits, DraftLimits), "a target"
     config = ModelConfig.from_directory(spec.directory, spec.options)
     mask_token_id = config.mask_token_id if limits.parallel_drafting else None
     assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"

@@ -25,7 +25,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
 from specdec.types.request import Conversation
 from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.worker import load_runner
+from specdec.worker import RankModel, load_target
 from tests.e2e.random_messages import TEXTS
 from tests.fuzz.doors import ACCEPTED, Door, typed
 from tests.fuzz.head_doors import DetectionDoor, HeadDoor
@@ -86,7 +86,7 @@ class CheckpointDoor(Door):
         try:
             Tokenizer(self._directory)
             config, group = engine_config(), TensorParallelGroup()
-            load_runner(self._directory, "float32", config, group)
+            load_target(RankModel(self._directory, "float32", config), group)
         except SpecdecError as error:
             return typed(error)
         finally:

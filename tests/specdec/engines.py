@@ -47,8 +47,9 @@ from specdec.worker import (
     HeadFiles,
     LocalDraftWorker,
     LocalTarget,
-    load_draft_runner,
-    load_runner,
+    RankModel,
+    load_draft,
+    load_target,
 )
 from tests.specdec.shared_tokenizers import tokenizer_of
 
@@ -94,16 +95,10 @@ def local_engine(
 
     Ranks that are threads each run a whole engine; it is deterministic, so they agree.
     """
-    runner = load_runner(
-        directory,
-        "float32",
-        config,
-        group or TensorParallelGroup(),
-        quantization,
-        kernels=kernels,
-        head=head,
-        options=options,
+    spec = RankModel(
+        directory, "float32", config, quantization, kernels=kernels, head=head, options=options
     )
+    runner = load_target(spec, group or TensorParallelGroup())
     target = LocalTarget(runner)
     engine = make_engine(directory, config, target, proposer, policy, drafters=drafters)
     for name, path in adapters.items():
@@ -144,15 +139,10 @@ def draft_model(
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
     limits = DraftLimits(**{**values, **changes})  # type: ignore[arg-type]
     group = group or TensorParallelGroup()
-    runner = load_draft_runner(
-        directory,
-        "float32",
-        limits,
-        group,
-        quantization,
-        vocabulary=vocabulary.shared,
-        kernels=kernels,
+    spec = RankModel(
+        directory, "float32", limits, quantization, vocabulary=vocabulary.shared, kernels=kernels
     )
+    runner = load_draft(spec, group)
     return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_adapter(), clock)
 
 

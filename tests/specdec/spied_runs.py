@@ -8,7 +8,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import HeadFiles, LocalTarget, load_runner
+from specdec.worker import HeadFiles, LocalTarget, RankModel, load_target
 from tests.specdec.engines import Transcript, engine_config, make_engine, request
 
 K = 4
@@ -68,13 +68,15 @@ class Outcome:
 
 
 def target_with_head(directory, config, head_dir, kernels="torch", group=None):
-    runner = load_runner(
-        directory,
-        "float32",
-        config,
+    runner = load_target(
+        RankModel(
+            directory,
+            "float32",
+            config,
+            kernels=kernels,
+            head=HeadFiles(head_dir, method=config.speculation.head.name),
+        ),
         group or TensorParallelGroup(),
-        kernels=kernels,
-        head=HeadFiles(head_dir, method=config.speculation.head.name),
     )
     return SpiedTarget(runner)
 

@@ -23,7 +23,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import DraftFailedError
-from specdec.worker import load_draft_runner
+from specdec.worker import RankModel, load_draft
 from tests.specdec.engines import engine_config, local_engine
 
 LIMITS = DraftLimits(num_blocks=120, block_size=4, max_model_len=160, max_catch_up_tokens=16)
@@ -41,7 +41,7 @@ class ThreadedWorker:
 
     def __init__(self, model_dir, num_seats=2, transport="ipc", clock=time.monotonic):
         limits = DraftLimits(**{**vars(LIMITS), "num_blocks": num_seats * LIMITS.num_blocks})
-        self.runner = load_draft_runner(model_dir, "float32", limits, TensorParallelGroup(), None)
+        self.runner = load_draft(RankModel(model_dir, "float32", limits), TensorParallelGroup())
         self.loop = SharedDraftLoop(self.runner, num_seats, LIMITS.num_blocks, clock)
         self.directory = Path(tempfile.mkdtemp(prefix="specdec-test-"))
         self.num_blocks = LIMITS.num_blocks  # that a seat claims

@@ -32,7 +32,7 @@ from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.ranks import AdapterRanks
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import load_draft_runner
+from specdec.worker import RankModel, load_draft
 from tests.cluster.workers.groups.test_worker_group import ThreadRanks, answer_to_draft, spec_of
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import request
@@ -57,7 +57,7 @@ def drafts_of(rank, seq_id, adapter_id):
 
 
 def test_a_rank_of_a_draft_model_loads_runs_and_frees_an_adapter(tiny_model_dir, tmp_path):
-    runner = load_draft_runner(tiny_model_dir, "float32", LIMITS, TensorParallelGroup())
+    runner = load_draft(RankModel(tiny_model_dir, "float32", LIMITS), TensorParallelGroup())
     rank = worker.ModelWorker(runner, DraftSteps(runner, 0), 0)
     path = str(adapter_dir(tmp_path / "sql", tiny_model_dir))
     [report] = rank.run(load_message(AdapterFile(3, "sql", path, path)))

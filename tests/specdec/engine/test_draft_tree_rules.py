@@ -11,7 +11,7 @@ from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES, OutputConstraint
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafts.draft_tree import paths
 from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engine.test_draft_trees import (
     NUM_NODES,
     answers_of,
@@ -118,7 +118,10 @@ def test_grammars_mask_each_path(tiny_model_dir, grammar, temperature):
 
 def recording_target(directory, config):
     """Return a target and the rows that it runs."""
-    target, rows = LocalTarget(load_runner(directory, "float32", config, TensorParallelGroup())), []
+    target, rows = (
+        LocalTarget(load_target(RankModel(directory, "float32", config), TensorParallelGroup())),
+        [],
+    )
     begin = target.begin
 
     def recorded(step):

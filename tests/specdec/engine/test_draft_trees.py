@@ -8,7 +8,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_tree import first_path
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engine.test_lossless import prompts
 from tests.specdec.engines import (
     HashTarget,
@@ -200,7 +200,9 @@ def test_other_verifiers_get_the_best_chain(tiny_model_dir, verifier):
     requests = requests_of(0.8, speculation=SpeculationOptions(verifier=verifier))
     answers = answers_of(tiny_model_dir, requests_of(0.8))
     config = engine_config(NUM_NODES, max_num_batched_tokens=256)
-    target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
+    target = LocalTarget(
+        load_target(RankModel(tiny_model_dir, "float32", config), TensorParallelGroup())
+    )
     rows = []
     begin = target.begin
     target.begin = lambda step: (rows.extend(step.rows), begin(step))

@@ -13,7 +13,7 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.speculation.proposers import make_proposer
-from specdec.worker import HeadFiles, LocalTarget, load_runner
+from specdec.worker import HeadFiles, LocalTarget, RankModel, load_target
 from tests.specdec.engines import (
     draft_model,
     engine_config,
@@ -170,7 +170,7 @@ def test_drafts_change_no_token_of_a_quantized_target(directory, quantization):
 def test_drafts_change_no_token_in_bfloat16(directory):
     def generated(num_draft_tokens, **changes):
         config = engine_config(num_draft_tokens, **changes)
-        runner = load_runner(directory, "bfloat16", config, TensorParallelGroup())
+        runner = load_target(RankModel(directory, "bfloat16", config), TensorParallelGroup())
         return tokens_by(make_engine(directory, config, LocalTarget(runner)), requests(**SAMPLED))
 
     assert generated(3, num_blocks=60) == generated(0)

@@ -17,7 +17,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import BadLogitsError
-from specdec.worker import HeadFiles, LocalTarget, load_runner
+from specdec.worker import HeadFiles, LocalTarget, RankModel, load_target
 from tests.specdec.engines import (
     HashTarget,
     engine_config,
@@ -70,7 +70,7 @@ def spoil(directory, name):
 
 def target_of(model_dir, head_dir, config=CONFIG, kernels="auto"):
     group, head = TensorParallelGroup(), HeadFiles(head_dir)
-    runner = load_runner(model_dir, "float32", config, group, kernels=kernels, head=head)
+    runner = load_target(RankModel(model_dir, "float32", config, kernels=kernels, head=head), group)
     return LocalTarget(runner)
 
 

@@ -17,7 +17,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.request import ThinkingBudget
 from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.worker import HeadFiles, load_runner
+from specdec.worker import HeadFiles, RankModel, load_target
 from tests.specdec.engines import (
     engine_config,
     local_engine,
@@ -62,7 +62,9 @@ SCARCE_HEADS = [
 @pytest.fixture(scope="module")
 def plain(tiny_model_dir):
     """Return what no speculation yields."""
-    runner = load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup())
+    runner = load_target(
+        RankModel(tiny_model_dir, "float32", engine_config(0)), TensorParallelGroup()
+    )
     return Run(tiny_model_dir, engine_config(0), SpiedTarget(runner)).finish(requests())
 
 

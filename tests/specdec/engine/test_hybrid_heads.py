@@ -19,7 +19,7 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from specdec.worker.loading import HeadFiles
 from tests.specdec.engine.test_hybrids import POISON, SMALL_POOL, hybrid_config, requests
 from tests.specdec.engines import local_engine, make_engine, tokens_by
@@ -162,8 +162,8 @@ def test_a_row_with_nan_is_computed_again_while_others_are_in_flight(model, monk
     expected = tokens_by(local_engine(directory, hybrid_config(0)), asked)
     speculation = SpeculativeConfig.of("mtp", 3, model="given")
     config = hybrid_config(3, speculation=speculation, async_scheduling=True, max_num_seqs=3)
-    runner = load_runner(
-        directory, "float32", config, TensorParallelGroup(), head=HeadFiles(directory)
+    runner = load_target(
+        RankModel(directory, "float32", config, head=HeadFiles(directory)), TensorParallelGroup()
     )
     poisoned(runner, random.Random(seed))
     engine = make_engine(directory, config, LocalTarget(runner))

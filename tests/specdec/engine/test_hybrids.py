@@ -15,7 +15,7 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.types.errors import BadLogitsError
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,
@@ -329,7 +329,7 @@ def test_a_draft_with_nan_is_computed_again_without_it(directory, is_async):
         pytest.skip("a NaN in a tied embedding is in the logits of every row")
     each_of = requests(0.8, logit_bias={POISON: -100.0})
     expected = tokens_by(local_engine(directory, config), each_of)
-    runner = load_runner(directory, "float32", config, TensorParallelGroup())
+    runner = load_target(RankModel(directory, "float32", config), TensorParallelGroup())
     weights_of(runner.model).embed_tokens.weight[POISON] = torch.nan
     drafts = ScriptedProposer(lambda token_ids, most: [POISON] * (most and len(token_ids) % 5 == 0))
     engine = make_engine(directory, config, LocalTarget(runner), drafts)

@@ -17,7 +17,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engines import HashTarget, engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.grammars import grammar_compiler
@@ -140,7 +140,7 @@ def test_verified_rows_are_unaffected_and_guesses_are_scored(tiny_model_dir, num
 
     def executed(group, row, rules):
         config = engine_config(0)
-        runner = load_runner(tiny_model_dir, "float32", config, group)
+        runner = load_target(RankModel(tiny_model_dir, "float32", config), group)
         admission = SequenceAdmission(1, len(PROMPT), rules, tuple(PROMPT))
         table = BlockTableDelta(1, 0, tuple(range(20)))
         [verified] = runner.execute(StepInput(0, (), (admission,), (table,), (row,))).rows
@@ -193,7 +193,7 @@ def test_a_guess_cannot_end_a_request(tmp_path, kernels):
     requests = [request(f"r{i}", PROMPT[i:], logit_bias={300: -100.0}) for i in range(3)]
     config = engine_config(speculation=lookahead())
     group = TensorParallelGroup()
-    runner = load_runner(directory, "float32", config, group, kernels=kernels)
+    runner = load_target(RankModel(directory, "float32", config, kernels=kernels), group)
     plain = run(make_engine(directory, engine_config(0), LocalTarget(runner)), requests)
     weights_of(runner.model).embed_tokens.weight[300] = torch.nan
     engine = make_engine(directory, config, LocalTarget(runner), Poisoner())

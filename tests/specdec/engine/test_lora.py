@@ -12,7 +12,7 @@ from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence
 from specdec.sequences.block_manager import root_key
 from specdec.types.errors import LostAdapterError, UnknownModelError
-from specdec.worker import HeadFiles, LocalTarget, load_runner
+from specdec.worker import HeadFiles, LocalTarget, RankModel, load_target
 from tests.specdec.adapters import ATTENTION, adapter_dir, merged_dir, rewrite
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import (
@@ -312,7 +312,9 @@ def test_an_aborted_request_frees_its_adapter_without_a_step(tiny_model_dir, ada
 
 
 def new_target(directory):
-    return LocalTarget(load_runner(directory, "float32", config(), run_ranks(1, lambda g: g)[0]))
+    return LocalTarget(
+        load_target(RankModel(directory, "float32", config()), run_ranks(1, lambda g: g)[0])
+    )
 
 
 def test_a_restarted_target_loads_the_adapters_again(tiny_model_dir, adapters, reference):

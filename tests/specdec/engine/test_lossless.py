@@ -10,7 +10,7 @@ from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 
@@ -161,7 +161,7 @@ def test_native_kernels_are_batch_invariant(tiny_model_dir, dtype):
 
     def generated(num_draft_tokens, batches, **changes):
         config = engine_config(num_draft_tokens, **changes)
-        runner = load_runner(tiny_model_dir, dtype, config, TensorParallelGroup())
+        runner = load_target(RankModel(tiny_model_dir, dtype, config), TensorParallelGroup())
         engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
         parts = [run(engine, batch) for batch in batches]
         return {

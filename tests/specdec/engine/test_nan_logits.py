@@ -11,7 +11,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.types.errors import BadLogitsError, NoTokenLeftError
-from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.worker import LocalDraftWorker, LocalTarget, RankModel, load_draft, load_target
 from tests.specdec.engines import ScriptedProposer, engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import weights_of
@@ -48,7 +48,9 @@ def engine_for(
     """Return an engine; value: of the embedding of POISON, None leaves it unchanged."""
     config = engine_config(drafts, **changes)
     group = group or TensorParallelGroup()
-    runner = load_runner(directory, "float32", config, group, quantization, kernels=kernels)
+    runner = load_target(
+        RankModel(directory, "float32", config, quantization=quantization, kernels=kernels), group
+    )
     poison(runner.model, value)
     return make_engine(directory, config, LocalTarget(runner), proposer)
 
@@ -187,7 +189,7 @@ def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_draft_model_with_nan_weights_still_drafts(untied_dir, undisturbed, value):
     limits = DraftLimits(num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16)
-    runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
+    runner = load_draft(RankModel(untied_dir, "float32", limits), TensorParallelGroup())
     weights_of(runner.model).embed_tokens.weight[:] = value
     proposer = DraftModelProposer(LocalDraftWorker(runner), limits)
     config = SpeculativeConfig.of("draft_model", 3)

@@ -7,7 +7,7 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.reference import triton_availability
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.row_ops import row_ops_of
-from specdec.worker.loading import load_runner
+from specdec.worker.loading import RankModel, load_target
 from tests.specdec.engines import engine_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -35,5 +35,5 @@ def test_operations_are_those_of_the_kernels(kernels, device, expected, monkeypa
 @pytest.mark.parametrize(("kernels", "expected"), [("torch", "torch"), ("auto", "cpu")])
 def test_a_rank_samples_by_its_kernels(tiny_model_dir, kernels, expected):
     config, group = engine_config(0), TensorParallelGroup()
-    runner = load_runner(tiny_model_dir, "float32", config, group, kernels=kernels)
+    runner = load_target(RankModel(tiny_model_dir, "float32", config, kernels=kernels), group)
     assert runner._shard.ops.name == expected

@@ -8,7 +8,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker.loading import load_draft_runner
+from specdec.worker.loading import RankModel, load_draft
 
 TEXT = tuple((29 * i) % 380 + 3 for i in range(9))
 LIMITS = DraftLimits(
@@ -19,7 +19,9 @@ COUNTS = (5, 1, 4, 3)
 
 def load_runner(directory, group=None, quantization=None, **changes):
     group = group or TensorParallelGroup()
-    return load_draft_runner(directory, "float32", LIMITS, group, quantization, **changes)
+    return load_draft(
+        RankModel(directory, "float32", LIMITS, quantization=quantization, **changes), group
+    )
 
 
 def drafts(runner, rules, *, whole=True):

@@ -11,7 +11,7 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from specdec.worker.batch.step_rows import split_rows
 from specdec.worker.device.queue import DeviceQueue
 from tests.specdec.engines import (
@@ -74,7 +74,7 @@ def tokens(engine):
 @pytest.mark.parametrize("limit", [1, 5, 20])
 def test_a_step_runs_in_parts_that_fit(tiny_model_dir, limit):
     config = engine_config(0)
-    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+    runner = load_target(RankModel(tiny_model_dir, "float32", config), TensorParallelGroup())
     runner.model = model = SmallMemory(runner.model, limit)
     engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
     assert tokens(engine) == tokens(local_engine(tiny_model_dir, config))
@@ -130,7 +130,7 @@ def test_rows_of_a_device_step_are_verified_on_the_host_in_parts_that_fit(tiny_m
 def test_a_pass_that_has_changed_states_is_not_run_again(tmp_path):
     save_family(tmp_path, "lfm2-plain")
     train_tokenizer(383).save_pretrained(tmp_path)
-    runner = load_runner(tmp_path, "float32", engine_config(0), TensorParallelGroup())
+    runner = load_target(RankModel(tmp_path, "float32", engine_config(0)), TensorParallelGroup())
     runner.model = model = SmallMemory(runner.model, 5)
     with pytest.raises(torch.OutOfMemoryError):
         run(make_engine(tmp_path, engine_config(0), LocalTarget(runner)), requests())
@@ -152,7 +152,7 @@ def test_a_device_step_that_has_changed_states_is_not_left_to_the_host(has_state
 
 def test_a_token_that_does_not_fit_is_an_error(tiny_model_dir):
     config = engine_config(0)
-    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+    runner = load_target(RankModel(tiny_model_dir, "float32", config), TensorParallelGroup())
     runner.model = SmallMemory(runner.model, 0)
     with pytest.raises(torch.OutOfMemoryError):
         tokens(make_engine(tiny_model_dir, config, LocalTarget(runner)))
@@ -163,7 +163,7 @@ def test_several_ranks_fail_together(tiny_model_dir):
     config = engine_config(0)
 
     def on_rank(group):
-        runner = load_runner(tiny_model_dir, "float32", config, group)
+        runner = load_target(RankModel(tiny_model_dir, "float32", config), group)
         runner.model = SmallMemory(runner.model, 5)
         with pytest.raises(torch.OutOfMemoryError):
             tokens(make_engine(tiny_model_dir, config, LocalTarget(runner)))

@@ -8,7 +8,7 @@ import pytest
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import StepProfiler, load_runner
+from specdec.worker import RankModel, StepProfiler, load_target
 from tests.specdec.engines import engine_config
 
 ADMITTED = StepInput(
@@ -26,7 +26,9 @@ def decode(index):
 
 @pytest.fixture
 def runner(tiny_model_dir):
-    return load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup(), None)
+    return load_target(
+        RankModel(tiny_model_dir, "float32", engine_config(0)), TensorParallelGroup()
+    )
 
 
 def test_profile_names_steps_and_restores_the_runner(runner, tmp_path):

@@ -12,7 +12,7 @@ from specdec.types.messages import (
     StepRow,
 )
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
-from specdec.worker import HeadFiles, load_runner
+from specdec.worker import HeadFiles, RankModel, load_target
 from tests.specdec.engines import engine_config
 from tests.specdec.models.heads.driver import TARGET_SIZES, save
 from tests.specdec.models.heads.formats.test_eagle import CONFIG, eagle_weights
@@ -40,7 +40,7 @@ def drafts(directories, rules, monkeypatch, *, whole):
     """Return the drafts of two steps of each sequence, and the number of whole drafts."""
     target, head = directories
     config, group = engine_config(0, max_model_len=64), TensorParallelGroup()
-    runner = load_runner(target, "float32", config, group, None, head=HeadFiles(head))
+    runner = load_target(RankModel(target, "float32", config, head=HeadFiles(head)), group)
     calls = []
     draft = runner.head.head.draft
     monkeypatch.setattr(

@@ -27,7 +27,7 @@ from specdec.types.adapters import AdapterFile
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.ranks import AdapterTarget
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import load_runner
+from specdec.worker import RankModel, load_target
 from tests.clock import Clock
 from tests.cluster.workers.groups.test_worker_group import ThreadRanks, answer_to_target, spec_of
 from tests.specdec.adapters import adapter_dir
@@ -58,7 +58,7 @@ def test_orders_differ_from_steps_heads_and_profiles():
 @pytest.fixture
 def rank(tiny_model_dir):
     config = engine_config(adapters=AdapterLimits(2, 16, 2))
-    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+    runner = load_target(RankModel(tiny_model_dir, "float32", config), TensorParallelGroup())
     return ModelWorker(runner, TargetSteps(runner, 1), 1)
 
 

@@ -29,7 +29,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput
 from specdec.types.ranks import HeadTarget
-from specdec.worker import HeadFiles, load_runner
+from specdec.worker import HeadFiles, RankModel, load_target
 from tests.clock import Clock
 from tests.cluster.workers.groups.test_worker_group import (
     ThreadRanks,
@@ -80,7 +80,9 @@ def rank(tiny_model_dir, head_dir):
     speculation = SpeculativeConfig.of("medusa", 3, model=str(head_dir))
     config = engine_config(speculation=speculation)
     head = HeadFiles(head_dir)
-    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup(), head=head)
+    runner = load_target(
+        RankModel(tiny_model_dir, "float32", config, head=head), TensorParallelGroup()
+    )
     return ModelWorker(runner, TargetSteps(runner, 1), 1)
 
 

@@ -15,7 +15,7 @@ from cluster.workers.messages.profile_messages import (
 from cluster.workers.rank.worker import ModelWorker
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput
-from specdec.worker import load_runner
+from specdec.worker import RankModel, load_target
 from tests.specdec.engines import engine_config
 
 ROOT = Path(__file__).parents[4]
@@ -44,7 +44,9 @@ STEP, ANSWER = [b"a step"], [b"an answer"]
 
 @pytest.fixture
 def rank(tiny_model_dir):
-    runner = load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup(), None)
+    runner = load_target(
+        RankModel(tiny_model_dir, "float32", engine_config(0)), TensorParallelGroup()
+    )
 
     def execute(frames, has_message):
         assert frames == STEP

@@ -19,7 +19,7 @@ from specdec.speculation.proposers import make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.sampling.sampling_params import StructuredOutput
-from specdec.worker import load_runner
+from specdec.worker import RankModel, load_target
 from tests.clock import Clock
 from tests.specdec.engines import (
     Transcript,
@@ -51,7 +51,7 @@ PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])
 
 
 def engine_on(directory, config, group=None, policy=None, proposer=None):
-    runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
+    runner = load_target(RankModel(directory, "float32", config), group or TensorParallelGroup())
     target = SpiedTarget(runner)
     return make_engine(directory, config, target, proposer, policy), target
 

@@ -27,7 +27,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.llm.receipts.transformers_replay import TransformersReplayer
 from specdec.llm.receipts.verification import verify_receipt
 from specdec.types.reports.receipts import Statement
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engine.test_methods import METHODS, draft_dirs, engine_for
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks
@@ -102,7 +102,9 @@ def test_tokens_verify_after_losses_of_the_target(tiny_model_dir):
         if not engine.has_work:
             break
         if step % 10 == 9:
-            runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+            runner = load_target(
+                RankModel(tiny_model_dir, "float32", config), TensorParallelGroup()
+            )
             engine.replace_target(LocalTarget(runner))
         for output in engine.step():
             found[output.request_id].add(output)
@@ -197,7 +199,10 @@ def test_other_kernels_stay_within_the_tolerance(tiny_model_dir, dtype, quantiza
 
     def engine_with(kernels):
         group = TensorParallelGroup()
-        runner = load_runner(tiny_model_dir, dtype, config, group, quantization, kernels=kernels)
+        runner = load_target(
+            RankModel(tiny_model_dir, dtype, config, quantization=quantization, kernels=kernels),
+            group,
+        )
         return make_engine(tiny_model_dir, config, LocalTarget(runner))
 
     replayer = SteppedReplayer(tiny_model_dir, engine_with("torch"))

@@ -17,7 +17,7 @@ from specdec.speculation.policy.cost_profiler import (
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.drafts.draft_tree import num_growth_slots
 from specdec.types.messages import VerifyOutput
-from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.worker import LocalDraftWorker, LocalTarget, RankModel, load_draft, load_target
 from tests.clock import Clock
 from tests.specdec.engines import engine_config, make_engine, request, run
 
@@ -259,9 +259,9 @@ def test_the_seconds_of_begin_are_measured_too():
 
 def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):
     config, group = engine_config(3), TensorParallelGroup()
-    target = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
+    target = LocalTarget(load_target(RankModel(tiny_model_dir, "float32", config), group))
     CostProfiler(config, 3, time.perf_counter).verification(target, 0.2)
-    fresh = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
+    fresh = LocalTarget(load_target(RankModel(tiny_model_dir, "float32", config), group))
     requests = [request(f"r{i}", [11, 12, 13 + i, 11, 12], seed=i) for i in range(3)]
     generated = run(make_engine(tiny_model_dir, config, target), requests)
     expected = run(make_engine(tiny_model_dir, config, fresh), requests)
@@ -273,7 +273,7 @@ def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):
 @pytest.mark.parametrize("text", [(), tuple(range(20, 300))])
 def test_a_real_draft_model_is_measured(tiny_model_dir, text):
     limits = DraftLimits(num_blocks=40, block_size=4, max_model_len=160, max_catch_up_tokens=16)
-    runner = load_draft_runner(tiny_model_dir, "float32", limits, TensorParallelGroup())
+    runner = load_draft(RankModel(tiny_model_dir, "float32", limits), TensorParallelGroup())
     worker = LocalDraftWorker(runner)
     profiler = CostProfiler(engine_config(3), 3, time.perf_counter, draft_text=text)
     table = profiler.drafting(worker, limits, 0.2)

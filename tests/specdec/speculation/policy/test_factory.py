@@ -21,7 +21,7 @@ from specdec.speculation.policy.factory import (
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import LocalTarget, RankModel, load_target
 from tests.specdec.engines import engine_config
 
 
@@ -35,7 +35,9 @@ def make(tiny_model_dir, monkeypatch):
 
     def make(speculation, profiler=None, **changes):
         config = engine_config(speculation=speculation, **changes)
-        target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
+        target = LocalTarget(
+            load_target(RankModel(tiny_model_dir, "float32", config), TensorParallelGroup())
+        )
         control = SpeculativeConfig.of().control if speculation is None else speculation.control
         measure_engine = profiler(config).measure if profiler else no_time
         return make_policy(control, config, ProfiledModels(target, measure_engine))

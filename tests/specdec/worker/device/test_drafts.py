@@ -19,7 +19,7 @@ from specdec.worker import LocalDraftWorker
 from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.device.steps import DeviceSteps
-from specdec.worker.loading import load_draft_runner
+from specdec.worker.loading import RankModel, load_draft
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device.runners import FakeGraphs, device_draft_runner
@@ -32,7 +32,7 @@ LIMITS = DraftLimits(
 
 def host_runner(directory, group=None):
     group = group or TensorParallelGroup()
-    return load_draft_runner(directory, "float32", LIMITS, group, kernels="torch")
+    return load_draft(RankModel(directory, "float32", LIMITS, kernels="torch"), group)
 
 
 def generate(directory, runner, given, num_drafts=4, group=None):

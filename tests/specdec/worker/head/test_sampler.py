@@ -19,7 +19,7 @@ from specdec.types.messages import (
     StepRow,
 )
 from specdec.types.sampling.sampling_spec import SamplingRules
-from specdec.worker import HeadFiles, load_runner
+from specdec.worker import HeadFiles, RankModel, load_target
 from specdec.worker.head.sampler import HeadSampler, PartialDraft
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, make_engine, tokens_by
@@ -64,14 +64,9 @@ def drafted(directories, kernels, *, has_budget):
     target, head = directories
     speculation = SpeculativeConfig.of("eagle", 4, model=str(head), batch_budget=has_budget)
     config = engine_config(speculation=speculation, max_model_len=64)
-    runner = load_runner(
-        target,
-        "float32",
-        config,
+    runner = load_target(
+        RankModel(target, "float32", config, kernels=kernels, head=HeadFiles(head)),
         TensorParallelGroup(),
-        None,
-        kernels=kernels,
-        head=HeadFiles(head),
     )
     admission = SequenceAdmission(0, len(PROMPT), SamplingRules(temperature=0.8, seed=3), PROMPT)
     table = BlockTableDelta(0, 0, tuple(range(8)))
