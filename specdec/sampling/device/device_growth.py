@@ -30,16 +30,17 @@ _LEAST_VALUE = math.ulp(0.0)
 class GrowthShape(NamedTuple):
     """The largest trees: `num_nodes` of them are kept, at most `depth` of which follow each other.
 
-    `depth` is also the longest chain.
+    `depth` is also the longest chain. width: most nodes that run on a level, and children of each.
     """
 
     num_nodes: int
     depth: int
+    width: int
 
-    @property
-    def width(self) -> int:
-        """Most nodes that run on a level, and children of each."""
-        return growth_width(self.num_nodes, self.depth)
+    @classmethod
+    def of(cls, num_nodes: int, depth: int) -> GrowthShape:
+        """Return the shape of trees of one size."""
+        return cls(num_nodes, depth, growth_width(num_nodes, depth))
 
     def first_node(self, level: int) -> int:
         """Return the index of the first node of a level among all that the trees may have."""

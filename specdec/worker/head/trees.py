@@ -9,7 +9,6 @@ grows best first as well (`path_tree`). One with KV runs the most valuable nodes
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -91,27 +90,15 @@ class HeadTrees:
         return max(draft.num_wanted - draft.depth for draft in drafts) + 1
 
     def _grow(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
-        """Grow trees level by level, those of a size together; state: of their bases, in order."""
-        rows_of = defaultdict[tuple[int, int], list[int]](list)
-        for row, draft in enumerate(drafts):
-            rows_of[draft.num_wanted, draft.depth].append(row)
-        if len(rows_of) > 1:
-            state = self._head.select(state, [row for rows in rows_of.values() for row in rows])
-        growths = [_Growth([drafts[row] for row in rows]) for rows in rows_of.values()]
-        going, index = growths, 0
-        while going:
-            ends = [end for growth in going for end in growth.ends()]
-            count = max(growth.width for growth in going)
-            children = self._sampler.children(self._head.logits(state, index), ends, count)
-            first = 0
-            for growth in going:
-                first = growth.add_level(children, first)
-            going = [growth for growth in going if growth.is_going]
-            if going:
-                state = self._advance(state, going)
+        """Grow trees level by level; state: of their bases, in order."""
+        head, growth, index = cast(TreeDraftHead, self._head), _Growth(drafts), 0
+        while growth.is_going:
+            if index > 0:
+                state = head.advance_nodes(state, list(growth.frontier_nodes()))
+            logits, ends = head.logits(state, index), list(growth.ends())
+            growth.add_level(self._sampler.children(logits, ends, growth.width))
             index += 1
-        for growth in growths:
-            growth.finish()
+        growth.finish()
 
     def _grow_paths(self, state: HeadState, drafts: Sequence[PartialDraft]) -> None:
         """Grow trees best first, a level at a time; state: of their bases, in order."""
@@ -137,11 +124,6 @@ class HeadTrees:
             parts.append(self._sampler.children(logits, ends[first : own.stop], count))
         return DeviceChildren(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _advance(self, state: HeadState, growths: Sequence[_Growth]) -> HeadState:
-        """Run the frontier of each tree; return one row for each of its nodes."""
-        nodes = [each for growth in growths for each in growth.frontier_nodes()]
-        return cast(TreeDraftHead, self._head).advance_nodes(state, nodes)
-
 
 class _Node(NamedTuple):
     """A node of a frontier.
@@ -157,21 +139,21 @@ class _Node(NamedTuple):
 
 
 class _Growth:
-    """Trees of one size that grow. width: nodes that run on each level, and children of each."""
+    """Trees that grow. width: the most nodes that run on a level, and children of each."""
 
     def __init__(self, drafts: Sequence[PartialDraft]) -> None:
-        shape = GrowthShape(drafts[0].num_wanted, drafts[0].depth)
-        self.width = shape.width
-        sizes = torch.tensor([(*shape, shape.width)] * len(drafts))
-        self._drafts, self._growth = drafts, TreeGrowth(shape, WantedTrees(*sizes.unbind(1)))
-        self._num_left, self._num_places = shape.depth, 1
+        sizes = [GrowthShape.of(draft.num_wanted, draft.depth) for draft in drafts]
+        shape = GrowthShape(*map(max, zip(*sizes, strict=True)))
+        wanted = WantedTrees(*torch.tensor(sizes).unbind(1))
+        self.width, self._level, self._num_places = shape.width, 0, 1
+        self._drafts, self._growth = drafts, TreeGrowth(shape, wanted)
         self._frontiers = [[_Node(0, (), 0, BASE)] for _ in drafts]
         self._run_parents: list[list[int]] = [[] for _ in drafts]
 
     @property
     def is_going(self) -> bool:
         """Return whether another level follows."""
-        return self._num_left > 0 and any(self._frontiers)
+        return any(self._frontiers)
 
     def ends(self) -> Iterator[DraftEnd]:
         """Yield the places after the nodes of the frontiers."""
@@ -179,26 +161,24 @@ class _Growth:
             for node in frontier:
                 yield draft.after(node.path)
 
-    def add_level(self, children: DeviceChildren, first_row: int) -> int:
-        """Add the children of the frontiers, from `first_row` of them on; return the next row."""
+    def add_level(self, children: DeviceChildren) -> None:
+        """Add the children of the nodes of the frontiers, in order."""
         index = [
             tree * self._num_places + node.place
             for tree, frontier in enumerate(self._frontiers)
             for node in frontier
         ]
-        next_row = first_row + len(index)
         size = (len(self._drafts) * self._num_places, self.width)
         found = DeviceChildren(*(column.new_zeros(size) for column in children))
         for own, given in zip(found, children, strict=True):
-            own[index] = given[first_row:next_row, : self.width]
+            own[index] = given
         columns = (column.tolist() for column in self._growth.add_level(found))
-        rows = iter(range(first_row, next_row))
+        rows = iter(range(len(index)))
+        self._level, self._num_places = self._level + 1, self.width
         self._frontiers = [
             self._next_frontier(tree, rows, *level)
             for tree, level in enumerate(zip(*columns, strict=True))
         ]
-        self._num_left, self._num_places = self._num_left - 1, self.width
-        return next_row
 
     def _next_frontier(
         self,
@@ -210,6 +190,8 @@ class _Growth:
     ) -> list[_Node]:
         """Return the next frontier of a tree. rows: of the state, for each node of this one."""
         parents = {node.place: (node, next(rows)) for node in self._frontiers[tree]}
+        if self._level == self._drafts[tree].depth:
+            return []
         frontier, run_parents = list[_Node](), self._run_parents[tree]
         for place in (place for place, is_present in enumerate(is_node) if is_present):
             parent, row = parents[parent_places[place]]

@@ -62,7 +62,7 @@ def growth_shape(parts: HeadParts, limits: DeviceStepLimits) -> GrowthShape | No
     if not limits.max_tree_nodes or head.reads_drafts != grows_by_level or is_given:
         return None
     depth = min(limits.max_tree_depth, head.max_draft_tokens or limits.max_tree_depth)
-    return GrowthShape(limits.max_tree_nodes, depth)
+    return GrowthShape.of(limits.max_tree_nodes, depth)
 
 
 class StepParts(NamedTuple):

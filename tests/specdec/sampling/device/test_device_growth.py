@@ -16,7 +16,12 @@ from specdec.types.drafts.draft_tree import chain_of, growth_width
 from tests.specdec.dynamic_tree import Children, DynamicTree
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
-SHAPES = [GrowthShape(24, 5), GrowthShape(7, 3), GrowthShape(60, 4), GrowthShape(64, 40)]
+SHAPES = [
+    GrowthShape.of(24, 5),
+    GrowthShape.of(7, 3),
+    GrowthShape.of(60, 4),
+    GrowthShape.of(64, 40),
+]
 
 
 def wanted_of(sizes):
@@ -67,8 +72,15 @@ def grown_on_device(children, shape, wanted):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_trees_are_those_of_the_definition(shape):
     """Trees of several sizes, chains, and rows without a draft grow beside each other."""
-    num_nodes, depth = shape
-    sizes = [shape, (num_nodes - 1, depth), (depth, depth), (0, 0), (depth - 1, depth - 1), (1, 1)]
+    num_nodes, depth, _ = shape
+    sizes = [
+        shape[:2],
+        (num_nodes - 1, depth),
+        (depth, depth),
+        (0, 0),
+        (depth - 1, depth - 1),
+        (1, 1),
+    ]
     for seed in range(4):
         children = RandomChildren(shape.width, seed)
         growth = grown_on_device(children, shape, wanted_of(sizes))
@@ -93,10 +105,10 @@ class UnlikelyChildren(RandomChildren):
 
 
 def test_a_node_with_a_tiny_value_is_a_node():
-    shape = GrowthShape(12, 3)
+    shape = GrowthShape.of(12, 3)
     children = UnlikelyChildren(shape.width, 0)
-    trees = grown_on_device(children, shape, wanted_of([shape])).best()
-    tokens, parents = grown_on_host(children, 0, *shape, shape.width)
+    trees = grown_on_device(children, shape, wanted_of([shape[:2]])).best()
+    tokens, parents = grown_on_host(children, 0, *shape)
     assert trees.counts.tolist() == [len(tokens)] == [12]
     assert tuple(trees.token_ids[0].tolist()) == tokens
     assert tuple(trees.parents[0].tolist()) == parents
@@ -115,7 +127,7 @@ def test_widths_are_those_of_the_host():
     ],
 )
 def test_a_shape_holds_trees_up_to_its_width_and_depth(size, is_held):
-    assert GrowthShape(24, 5).holds(*size) == is_held
+    assert GrowthShape.of(24, 5).holds(*size) == is_held
 
 
 @pytest.mark.parametrize(
@@ -126,7 +138,7 @@ def test_a_shape_holds_trees_up_to_its_width_and_depth(size, is_held):
     ],
 )
 def test_a_shape_holds_best_first_trees_up_to_its_ranks_and_depth(size, is_held):
-    assert GrowthShape(24, 5).holds_best_first(*size) == is_held
+    assert GrowthShape.of(24, 5).holds_best_first(*size) == is_held
 
 
 def test_children_of_a_tree_do_not_depend_on_others():
@@ -137,7 +149,7 @@ def test_children_of_a_tree_do_not_depend_on_others():
 
 
 def test_the_host_reads_nothing():
-    shape, wanted = GrowthShape(7, 3), wanted_of([(7, 3), (3, 3)])
+    shape, wanted = GrowthShape.of(7, 3), wanted_of([(7, 3), (3, 3)])
 
     def grow():
         growth = TreeGrowth(shape, wanted)
