@@ -16,17 +16,50 @@ from specdec.worker.model_runner import ModelRunner
 from specdec.worker.target_model_runner import TargetModelRunner
 
 
-class LocalTarget:
+class _AdapterLoads:
+    """Loads adapters into a model of this process; see AdapterRanks."""
+
+    _runner: ModelRunner
+    _adapter_fault: str | None = None
+
+    def begin_adapter_load(self, adapter: AdapterFile) -> None:
+        """Load the adapter after the steps that were begun."""
+        self._adapter_fault = None
+        self._order(lambda: self._load_adapter(adapter))
+
+    def collect_adapter_load(self) -> str | None:
+        """See AdapterRanks."""
+        return self._adapter_fault
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Free the adapter after the steps that were begun."""
+        self._order(lambda: self._adapters.unload(adapter_id))
+
+    def _order(self, order: Callable[[], None]) -> None:
+        """Run an order after the steps that were begun; here all of them have run."""
+        order()
+
+    def _load_adapter(self, adapter: AdapterFile) -> None:
+        self._adapter_fault = self._adapters.load(adapter)
+
+    @property
+    def _adapters(self) -> RankAdapters:
+        assert self._runner.adapters is not None, "the model was loaded without adapters"
+        return self._runner.adapters
+
+
+class LocalTarget(_AdapterLoads):
     """The target model; see Target, HeadTarget and AdapterTarget.
 
     Steps and orders run in the order they came.
     """
 
+    _runner: TargetModelRunner
+
     def __init__(self, runner: TargetModelRunner) -> None:
         self._runner = runner
         self._steps: deque[StepInput | Callable[[], None]] = deque()  # functions are orders
         self._load_fault: str | None = None
-        self._adapter_fault: str | None = None
 
     def begin(self, step: StepInput) -> None:
         """Queue the step; the device begins it now if it can."""
@@ -70,33 +103,13 @@ class LocalTarget:
         """Switch after the steps that were begun."""
         self._order(lambda: self._versions.switch(version))
 
-    def begin_adapter_load(self, adapter: AdapterFile) -> None:
-        """Load the adapter after the steps that were begun."""
-        self._adapter_fault = None
-        self._order(lambda: self._load_adapter(adapter))
-
-    def collect_adapter_load(self) -> str | None:
-        """See AdapterRanks."""
-        return self._adapter_fault
-
-    def unload_adapter(self, adapter_id: int) -> None:
-        """Free the adapter after the steps that were begun."""
-        self._order(lambda: self._adapters.unload(adapter_id))
-
     @property
     def _versions(self) -> HeadVersions:
         assert self._runner.head_versions is not None, "the target has no draft head"
         return self._runner.head_versions
 
-    @property
-    def _adapters(self) -> RankAdapters:
-        return _adapters_of(self._runner)
-
     def _load_head(self, head: HeadFile) -> None:
         self._load_fault = self._versions.load(head)
-
-    def _load_adapter(self, adapter: AdapterFile) -> None:
-        self._adapter_fault = self._adapters.load(adapter)
 
     def _order(self, order: Callable[[], None]) -> None:
         self._steps.append(order)
@@ -109,15 +122,16 @@ class LocalTarget:
             order()
 
 
-class LocalDraftWorker:
+class LocalDraftWorker(_AdapterLoads):
     """The draft model; see DraftWorker and AdapterRanks.
 
     It shares the thread of the target, so nothing overlaps.
     """
 
+    _runner: DraftModelRunner
+
     def __init__(self, runner: DraftModelRunner) -> None:
         self._runner = runner
-        self._adapter_fault: str | None = None
         self._output: DraftOutput | None = None
         self._ahead: list[AheadOutput] = []
 
@@ -148,24 +162,3 @@ class LocalDraftWorker:
     def poll_busy(self) -> bool:
         """See DraftWorker; `begin` returns when all has run."""
         return False
-
-    def begin_adapter_load(self, adapter: AdapterFile) -> None:
-        """Load the adapter."""
-        self._adapter_fault = self._adapters.load(adapter)
-
-    def collect_adapter_load(self) -> str | None:
-        """See AdapterRanks."""
-        return self._adapter_fault
-
-    def unload_adapter(self, adapter_id: int) -> None:
-        """Free the adapter."""
-        self._adapters.unload(adapter_id)
-
-    @property
-    def _adapters(self) -> RankAdapters:
-        return _adapters_of(self._runner)
-
-
-def _adapters_of(runner: ModelRunner) -> RankAdapters:
-    assert runner.adapters is not None, "the model was loaded without adapters"
-    return runner.adapters
