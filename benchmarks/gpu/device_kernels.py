@@ -19,7 +19,8 @@ from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from benchmarks.gpu.truncation_floors import truncation_cases
 from specdec.kernels import PagedAttention
-from specdec.kernels.moves import AcceptedPaths, move_slots, path_moves
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.moves import AcceptedPaths, move_kv, move_slots, path_moves
 from specdec.kernels.reference.attention import QueryKeyNorms, Rotation, Visible
 from specdec.kernels.reference.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, Indices, SlotMove
@@ -355,12 +356,10 @@ def _walk(device: torch.device) -> Result:
 
 
 def _moves(device: torch.device) -> Result:
-    from specdec.kernels.triton.moves import move_kv  # imports Triton
-
     cache = torch.randn(4, 64, 2, 8, 128, generator=torch.Generator().manual_seed(0))
     stored = cache.to(device)
     moves = [SlotMove(9, 3), SlotMove(40, 9), SlotMove(63, 10)]
-    move_kv(stored, moves)
+    move_kv(stored, moves, KernelBackend.TRITON)
     for source, target in moves:
         cache[:, target] = cache[:, source]
     return {"passed": torch.equal(stored.cpu(), cache)}

@@ -20,9 +20,10 @@ def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend)
     """
     kv_cache = as_bytes(kv_cache)
     if backend.is_triton:
-        from specdec.kernels.triton import moves as triton_moves  # imports Triton
+        from specdec.kernels.triton.moves import move_slots as move_by_kernel  # imports Triton
 
-        triton_moves.move_kv(kv_cache, moves)
+        pairs = torch.tensor(moves, dtype=torch.int32).t().contiguous().to(kv_cache.device)
+        move_by_kernel(kv_cache, pairs[:1], pairs[1:])
         return
     sources, targets = torch.tensor(moves, device=kv_cache.device).unbind(1)
     kv_cache.index_copy_(1, targets, kv_cache[:, sources])

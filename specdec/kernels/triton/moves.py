@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import SlotMove
 from specdec.kernels.triton.device import verify as kernels
 
 _BLOCK = 1024
-
-
-def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
-    """Copy the KV of tokens in all layers; no move overwrites the source of a later one.
-
-    kv_cache: [layers, num_slots, ...].
-    """
-    pairs = torch.tensor(moves, dtype=torch.int32).t().contiguous().to(kv_cache.device)
-    move_slots(kv_cache, pairs[:1], pairs[1:])
 
 
 def path_moves(

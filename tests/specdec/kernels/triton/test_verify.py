@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from specdec.kernels.moves import AcceptedPaths
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.moves import AcceptedPaths, move_kv
 from specdec.kernels.reference.forward_batch import SlotMove
-from specdec.kernels.triton.moves import move_kv
 from specdec.sampling.device.device_sampler import DeviceSample
 from specdec.sampling.device.device_trees import DeviceTrees
 from specdec.sampling.row_ops import RowOps, TritonRowOps
@@ -99,5 +99,5 @@ def test_moves_run_in_order():
     cache = torch.arange(2 * 8 * 1500.0).view(2, 8, 1500)
     expected = cache.clone()
     expected[:, 1], expected[:, 3] = cache[:, 3], cache[:, 5]
-    move_kv(cache, [SlotMove(3, 1), SlotMove(5, 3)])
+    move_kv(cache, [SlotMove(3, 1), SlotMove(5, 3)], KernelBackend.TRITON)
     assert torch.equal(cache, expected)
