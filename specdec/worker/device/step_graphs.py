@@ -342,19 +342,11 @@ class StepGraphs:
 
     def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
         """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""
-        replay = self._replays.get((stage, shape))
-        if replay is None:
-            launch(shape)
-        else:
-            replay()
+        self._replays.get((stage, shape), partial(launch, shape))()
 
     def run_ragged(self, shape: RaggedShape, launch: LaunchRagged) -> None:
         """Launch a pass as `run` does. shape: as returned by `padded_ragged`."""
-        replay = self._ragged.get(shape)
-        if replay is None:
-            launch(shape)
-        else:
-            replay()
+        self._ragged.get(shape, partial(launch, shape))()
 
     def _shapes(self) -> list[StepShape]:
         return sorted(
