@@ -206,33 +206,32 @@ def plan_device_batch(
     options: _Options = {"dtype": torch.int32, "device": device}
     starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
-    num_tokens = num_seqs * batch.query_len
-    context_lens = batch.context_lens.contiguous()
-    first_nodes, ancestors_of = nodes_of(batch, context_lens, visible.window)
+    tokens = starts.repeat(num_seqs)
+    launches = (Tiles.allocate(sequences, tokens, shape, len(heads.kv), head_dim),)
+    bounds = torch.arange(0, num_seqs * batch.query_len + 1, batch.query_len, **options)
+    return plan_of_tiles(batch, bounds, launches, visible)
+
+
+def plan_of_tiles(
+    batch: AnyDeviceBatch, cu_seqlens: Tensor, launches: tuple[Tiles, ...], visible: Visible
+) -> TritonPlan:
+    """Return the plan of a batch on the device that was divided into tiles."""
+    context_lens, trees = batch.context_lens.contiguous(), batch.trees
+    first_nodes, words = context_lens, None
+    if trees is not None:
+        first_nodes = trees.first_nodes.contiguous()
+        words = trees.within(visible.window, batch.positions, batch.rows).contiguous()
     return TritonPlan(
         slot_mapping=batch.slot_mapping.contiguous(),
         positions=batch.positions.contiguous(),
-        cu_seqlens=torch.arange(0, num_tokens + 1, batch.query_len, **options),
+        cu_seqlens=cu_seqlens,
         context_lens=context_lens,
         first_nodes=first_nodes,
         block_tables=batch.block_tables.contiguous(),
-        ancestors=ancestors_of,
-        launches=(
-            Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
-        ),
+        ancestors=words,
+        launches=launches,
         visible=visible,
     )
-
-
-def nodes_of(
-    batch: AnyDeviceBatch, context_lens: Tensor, window: int | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return `first_nodes` and `ancestors` of the plan of a batch on the device."""
-    trees = batch.trees
-    if trees is None:
-        return context_lens, None
-    words = trees.within(window, batch.positions, batch.rows)
-    return trees.first_nodes.contiguous(), words.contiguous()
 
 
 def classes_of(batch: ForwardBatch, *, invariant: bool) -> tuple[list[int], list[int]]:

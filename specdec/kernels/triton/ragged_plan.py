@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.config.gpu.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import RaggedBatch
-from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, nodes_of
+from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, plan_of_tiles
 from specdec.types.sharding import HeadShard
 
 
@@ -33,19 +33,8 @@ def plan_ragged_batch(
     TritonAttention.
     """
     assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
-    context_lens = batch.context_lens.contiguous()
-    first_nodes, ancestors = nodes_of(batch, context_lens, visible.window)
-    return TritonPlan(
-        slot_mapping=batch.slot_mapping.contiguous(),
-        positions=batch.positions.contiguous(),
-        cu_seqlens=batch.cu_seqlens.contiguous(),
-        context_lens=context_lens,
-        first_nodes=first_nodes,
-        block_tables=batch.block_tables.contiguous(),
-        ancestors=ancestors,
-        launches=_launches(batch, heads, head_dim, block_size, invariant=invariant),
-        visible=visible,
-    )
+    launches = _launches(batch, heads, head_dim, block_size, invariant=invariant)
+    return plan_of_tiles(batch, batch.cu_seqlens.contiguous(), launches, visible)
 
 
 def _launches(
