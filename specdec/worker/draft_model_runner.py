@@ -135,12 +135,15 @@ class DraftModelRunner(ModelRunner):
 
         There are none where the device cannot run these sequences together.
         """
-        plain = [row for row in drafts if self._is_plain(row.seq_id) and drafter.fits(row)]
+        plain = [row for row in drafts if self._is_plain(row) and drafter.fits(row)]
         drafted = drafter.draft(plain)
         return {seq_id: DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items()}
 
-    def _is_plain(self, seq_id: int) -> bool:
-        return self._sampler.is_plain(seq_id) and not self.grammars.follows(seq_id)
+    def _is_plain(self, row: DraftRow) -> bool:
+        """Return whether a draft is of samples alone, and continues no other tokenizer's text."""
+        if row.first_index != row.num_computed_tokens + len(row.token_ids):
+            return False
+        return self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
 
     def _draft_on_host(self, requests: Sequence[DraftRow]) -> dict[int, DraftedRow]:
         """Draft by operators that the host launches, and whose tokens it reads."""

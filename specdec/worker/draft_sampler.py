@@ -127,12 +127,12 @@ class DraftSampler:
         """Return whether drafts are what the target would sample from the draft model's own logits.
 
         Each token, with the target's noise: no other vocabulary, threshold, temperature or
-        probability.
+        probability, and no counts of tokens, from which those of rejected drafts would be taken.
         """
         rules = self._batch_state.rules(seq_id)
         is_scaled = rules.scale_draft_temperature and rules.temperature > 0
         has_vocabulary = self._vocab_remap is not None or self._shared_token_mask is not None
-        needs_more = rules.needs_draft_probs or rules.needs_confidences
+        needs_more = rules.needs_draft_probs or rules.needs_confidences or rules.needs_tokens
         return not (is_scaled or has_vocabulary or needs_more or self._threshold(rules))
 
     def likeliest(

@@ -30,17 +30,13 @@ class WholeDrafts:
         self._state, self._shard = state, shard
 
     def fits(self, row: DraftRow) -> bool:
-        """Return whether the kernels can draft for a sequence.
+        """Return whether the kernels can draft for a sequence of plain drafts.
 
-        They cannot where penalties, biases or masks change its logits, with an adapter, where the
-        draft continues a text of another tokenizer, and where a shard is cut over several ranks.
+        They cannot where biases or masks change its logits, with an adapter, and where a shard is
+        cut over several ranks.
         """
-        if row.adapter_id != BASE_MODEL or row.num_draft_tokens == 0:
-            return False
-        if row.first_index != row.num_computed_tokens + len(row.token_ids):
-            return False
-        [state] = self._state.states([_step_row(row)])
-        if state.history is not None or not self._state.has_plain_logits(row.seq_id):
+        is_edited = not self._state.has_plain_logits(row.seq_id)
+        if is_edited or row.adapter_id != BASE_MODEL or row.num_draft_tokens == 0:
             return False
         params = self._state.sampling_batch([_first_span(row)]).params
         return self._shard.group.size == 1 or not is_cut(params).any()

@@ -55,18 +55,10 @@ class DeviceDrafts:
         self._steps.update(released, deltas)
 
     def fits(self, row: DraftRow) -> bool:
-        """Return whether the device can draft for a sequence.
-
-        It cannot where the draft continues a text of another tokenizer, or depends on the counts of
-        tokens, from which those of rejected drafts would have to be taken.
-        """
-        if not 0 < row.num_draft_tokens <= MAX_IN_FLIGHT:
-            return False
-        if row.first_index != row.num_computed_tokens + len(row.token_ids):
-            return False
-        first = _first_row(row)
-        [state] = self._state.states([first])
-        return state.history is None and self._fits(StepColumns([first]), [state])
+        """Return whether the device can draft for a sequence of plain drafts."""
+        first = [_first_row(row)]
+        is_short = 0 < row.num_draft_tokens <= MAX_IN_FLIGHT
+        return is_short and self._fits(StepColumns(first), self._state.states(first))
 
     def _fits(self, columns: StepColumns, states: Sequence[SequenceState]) -> bool:
         return self._steps.eligibility.reason(columns, states) is None
