@@ -53,6 +53,15 @@ class RawClient:
                 parts.append(part)
         return b"".join(parts)
 
+    async def until_refused(self, timeout_s: float = 5.0) -> None:
+        """Send chunks until the server has closed the connection for what it receives, too."""
+        num_sent = -1
+        async with asyncio.timeout(timeout_s):
+            while num_sent < self.num_sent:
+                num_sent = self.num_sent
+                await self.send(b"1\r\nx\r\n")
+                await asyncio.sleep(0.01)
+
     async def receive(self) -> bytes:
         """Return what the server sends next."""
         return await self._reader.read(2**16)

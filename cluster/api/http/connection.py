@@ -7,7 +7,6 @@ responses wait indefinitely for clients that do not read, and send head and body
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -113,15 +112,15 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self.app = app
         if self.cycle is not former:  # otherwise a WebSocket
-            # all that a response uses
-            own: Any = _ResponseTransport(self.transport, self.loop, self._close_or_linger)
+            own: Any = _ResponseTransport(self.transport, self.loop)  # all that a response uses
             self.cycle.transport = own
             self.cycle.on_response = partial(self._on_response, own)
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
         self._num_unparsed = 0
-        self._waiting_since_s = self.loop.time()
+        if self._num_lingering is None:
+            self._waiting_since_s = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -168,12 +167,24 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _close_or_linger(self) -> None:
-        """Close the connection, after the rest of the request if that has not arrived."""
-        if BODY_ARRIVED in self.scope["state"]:
+    def handle_websocket_upgrade(self) -> None:
+        """Begin a WebSocket."""
+        if self._num_lingering is None:
+            super().handle_websocket_upgrade()
+        else:
+            self.transport.close()
+
+    def close_after(self, own: Any) -> None:
+        """Close the connection; if a response is complete, after the rest of its request.
+
+        own: the response's `_ResponseTransport`.
+        """
+        cycle = self.cycle  # the latest; the requests before it have arrived
+        if not (cycle.transport is own and cycle.more_body and cycle.response_complete):
             self.transport.close()
         elif self._num_lingering is None:
             self._num_lingering = 0
+            self._stop_receive_timer()
             if self.transport.can_write_eof():  # not with TLS
                 self.transport.write_eof()
             self._receive_timer = self.loop.call_later(LINGER_S, self.transport.close)
@@ -217,16 +228,9 @@ class _ResponseTransport:
     the response is complete.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        close: Callable[[], None],
-    ) -> None:
-        """close: closes the connection, at once or later."""
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._close = close
         self._head: bytes | None = None  # b"" once it is sent
         self.is_closing = transport.is_closing
 
@@ -240,9 +244,11 @@ class _ResponseTransport:
             self._transport.write(head + data if head else data)
 
     def close(self) -> None:
-        """Close the connection once the head is sent."""
+        """Close the connection once the head is sent; see `BoundedConnection.close_after`."""
         self.send_head()
-        self._close()
+        if not self.is_closing():
+            connection: Any = self._transport.get_protocol()  # kept here, it would be a cycle
+            connection.close_after(self)
 
     def send_head(self) -> None:
         """Send the head if it is kept."""
