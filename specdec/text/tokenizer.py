@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 MAX_RENDERED_CHARS = 1_000_000
 """Limit of a rendered conversation; encoding this many characters takes a second."""
 
-_GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Names, new and old, of the class of transformers that loads any tokenizer.json."""
-
 _VOCABULARIES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """Files of older and other formats, from which a tokenizer may be made."""
 
@@ -258,6 +255,7 @@ def _load(directory: Path) -> Any:
             tokenizer = _class_for(readable).from_pretrained(
                 readable, local_files_only=True, trust_remote_code=False
             )
+            _complete(tokenizer, directory)
             tokenizer.chat_template = tokenizer.chat_template or template_of_processor(directory)
     except Exception as error:  # transformers raises any exception for invalid files
         patterns = ("tokenizer.json", *_VOCABULARIES)
@@ -287,23 +285,41 @@ def _without_tokenizer(directory: Path, vocabulary: str) -> UnsupportedModelErro
 def _class_for(directory: Path) -> Any:
     """Return the class of transformers that loads the tokenizer of `directory`.
 
-    AutoTokenizer imports torch, which costs seconds and about 200 MB, so it is avoided if the files
-    name a class that loads any tokenizer.json. That class also stands in for code of a repository.
+    AutoTokenizer is for other files than tokenizer.json: the classes that it selects replace the
+    normalizer, pre-tokenizer and decoder there by their own, and it imports torch, which costs
+    seconds and about 200 MB.
     """
-    config = directory / "tokenizer_config.json"
-    settings = json.loads(config.read_bytes()) if config.is_file() else {}
-    from transformers import PreTrainedTokenizerFast
+    if (directory / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
 
-    name = settings.get("tokenizer_class")
-    if name in _GENERAL_CLASSES:
         return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
-    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    has_code = bool(settings.get("auto_map")) and (directory / "tokenizer.json").is_file()
-    if has_code and not (name and tokenizer_class_from_name(name)):
-        return PreTrainedTokenizerFast
     return AutoTokenizer
+
+
+def _complete(tokenizer: Any, directory: Path) -> None:
+    """Set what transformers' classes set beside the files of a tokenizer.
+
+    Its beginning and end, where only config.json names them, by id; and whether the text gets a
+    space before it, which tokenizer_config.json may change.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    settings, config = (
+        json.loads(path.read_bytes()) if path.is_file() else {}
+        for path in (directory / "tokenizer_config.json", directory / "config.json")
+    )
+    backend = tokenizer.backend_tokenizer
+    for name in ("bos_token", "eos_token"):
+        found = config.get(f"{name}_id")
+        token_id = found[0] if isinstance(found, list) and found else found
+        if getattr(tokenizer, name) is None and type(token_id) is int and token_id >= 0:
+            setattr(tokenizer, name, backend.id_to_token(token_id))
+    prefix, pre_tokenizer = settings.get("add_prefix_space"), backend.pre_tokenizer
+    if isinstance(prefix, bool) and isinstance(pre_tokenizer, ByteLevel):
+        pre_tokenizer.add_prefix_space = prefix
+        backend.pre_tokenizer = pre_tokenizer
 
 
 def _missing_package(directory: Path) -> str | None:

@@ -229,6 +229,72 @@ def test_a_tokenizer_json_without_a_vocabulary_is_rejected(
         load(own_dir)
 
 
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2TokenizerFast", "CohereTokenizer", None])
+def test_tokenizer_json_is_read_whole_whatever_class_is_named(
+    tiny_model_dir: Path, tmp_path: Path, kind: str | None
+) -> None:
+    """Classes of transformers replace its normalizer, pre-tokenizer and decoder by their own."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    backend = Backend.from_file(str(tiny_model_dir / "tokenizer.json"))
+    words = pre_tokenizers.Split("river", "merged_with_previous")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, backend.pre_tokenizer])
+    backend.normalizer = normalizers.Replace("town", "river")
+    backend.decoder = decoders.Sequence([backend.decoder, decoders.Replace("river", "stream")])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = json.loads((tiny_model_dir / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": kind, "extra_special_tokens": {"turn_token": TURN_START}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    template = "{{ bos_token }}{{ turn_token }}{{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+
+    loaded, text = Tokenizer(tmp_path), f"The town's\n  1987 e\u0301 townriver{TURN_END}x"
+    token_ids = loaded.encode(text)
+    assert token_ids == backend.encode(text).ids
+    for skips in (True, False):
+        assert loaded.decode(token_ids, skips) == backend.decode(token_ids, skips)
+    assert loaded.vocab_size == backend.get_vocab_size()
+    assert loaded.end_token_id == backend.token_to_id(TURN_END)
+    prompt = loaded.encode_chat([ChatMessage("user", "a")])
+    assert loaded.decode(prompt, False) == f"{TURN_START}{TURN_START}a"
+
+
+@pytest.mark.parametrize("end", [[2, 3], 2, -1, 10**9, None])
+def test_beginning_and_end_come_from_config_json_where_the_tokenizer_names_none(
+    own_dir: Path, end: object
+) -> None:
+    """As in GPT-2's own files."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (own_dir / name).unlink(missing_ok=True)
+    (own_dir / "config.json").write_text(json.dumps({"eos_token_id": end, "bos_token_id": 1}))
+    tokenizer = Tokenizer(own_dir)
+    assert tokenizer.end_token_id == (None if end in (-1, 10**9, None) else 2)
+    (own_dir / "chat_template.jinja").write_text("{{ bos_token }}x")
+    first, *_ = Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
+    assert first == 1
+
+
+@pytest.mark.parametrize("prefix", [True, False, None])
+def test_tokenizer_config_json_may_put_a_space_before_the_text(
+    own_dir: Path, prefix: bool | None
+) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    backend = Backend.from_file(str(own_dir / "tokenizer.json"))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=prefix is False)
+    backend.save(str(own_dir / "tokenizer.json"))
+    settings = json.loads((own_dir / "tokenizer_config.json").read_text())
+    settings |= {} if prefix is None else {"add_prefix_space": prefix}
+    (own_dir / "tokenizer_config.json").write_text(json.dumps(settings))
+    plain = Backend.from_file(str(own_dir / "tokenizer.json"))
+    plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    text = " river" if prefix else "river"
+    assert Tokenizer(own_dir).encode("river") == plain.encode(text).ids
+
+
 OWN_CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
 
 

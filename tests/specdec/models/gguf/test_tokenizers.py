@@ -77,7 +77,7 @@ def test_the_template_for_tools_is_read(tmp_path, has_default):
     assert template.plain_text == ("{{ messages[0].content }}" if has_default else "")
 
 
-def byte_level(path, model_dir, pre, **keys):
+def byte_level(path, model_dir, pre, architecture="llama", **keys):
     def add(writer):
         add_tokenizer(writer, model_dir)
         writer.add_tokenizer_pre(pre)
@@ -85,14 +85,20 @@ def byte_level(path, model_dir, pre, **keys):
         for name, value in keys.items():
             getattr(writer, f"add_{name}")(value)
 
-    return converted(path, "llama", add)
+    return converted(path, architecture, add)
 
 
-def test_digits_are_pieces_where_the_file_names_such_a_pattern(tiny_model_dir, tmp_path):
-    for pre, count in (("smollm", 4), ("default", 1)):
-        tokenizer = byte_level(tmp_path / "m.gguf", tiny_model_dir, pre)
-        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("2003")
-        assert len(pieces) == count
+@pytest.mark.parametrize(
+    ("pre", "architecture"), [("smollm", "llama"), ("starcoder", "starcoder2")]
+)
+def test_digits_are_pieces_where_the_file_names_such_a_pattern(
+    tiny_model_dir, tmp_path, pre, architecture
+):
+    for name, count in ((pre, 4), ("default", 1)):
+        tokenizer = byte_level(tmp_path / "m.gguf", tiny_model_dir, name, architecture)
+        tokenizer.save_pretrained(tmp_path / name)
+        loaded = Tokenizer(tmp_path / name).transformers.backend_tokenizer
+        assert len(loaded.pre_tokenizer.pre_tokenize_str("2003")) == count
 
 
 @pytest.mark.parametrize(
