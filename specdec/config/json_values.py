@@ -65,9 +65,11 @@ def head_dim_of(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int
     return count(raw, "head_dim", hidden_size // num_heads)
 
 
-def unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
-    """Return the error for a value of config.json. limit: what it must be."""
-    return UnsupportedModelError(f"{name} in config.json is {_shown(value)}; it must be {limit}")
+def unsupported(
+    name: str, value: object, limit: str, file: str = "config.json"
+) -> UnsupportedModelError:
+    """Return the error for a value in a file. limit: what it must be."""
+    return UnsupportedModelError(f"{name} in {file} is {_shown(value)}; it must be {limit}")
 
 
 def _shown(value: object) -> str:

@@ -19,7 +19,6 @@ from specdec.config.engine import (
     kv_element_bytes,
     snapshot_interval,
 )
-from specdec.config.hf_overrides import with_overrides
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
@@ -28,8 +27,7 @@ from specdec.config.speculation.method_config import DraftPlace
 from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.checkpoint_lint import CheckpointLint, lint_checkpoint
 from specdec.engine.models.model_limits import require_experts, require_plan
-from specdec.models.config.config_files import read_generation_config, read_json
-from specdec.models.config.end_tokens import find_end_tokens
+from specdec.models.config.end_tokens import read_end_tokens, unused_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
 from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.families.native_recurrence import as_kept
@@ -136,6 +134,7 @@ def report_model(
     require_plan("tensor_parallel_size", config, tensor_parallel_size)
     if native_fault(config) is not None:
         precision = replace(precision, is_native=False)
+    named = read_end_tokens(directory, options)
     return ModelReport(
         directory=directory,
         config=config,
@@ -143,25 +142,21 @@ def report_model(
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_shipped_or_fit(method, drafters, directory, config) for method in METHODS),
-        checkpoint=_lint(directory, config),
-        end_tokens=_end_tokens(directory, options),
+        checkpoint=_lint(directory, config, unused_end_tokens(named, config.vocab_size)),
+        end_tokens={each: named[each] for each in sorted(config.eos_token_ids)},
     )
 
 
-def _lint(directory: Path, config: ModelConfig) -> CheckpointLint:
-    """Return the lines about the weights and the tokenizer."""
+def _lint(directory: Path, config: ModelConfig, note: str | None) -> CheckpointLint:
+    """Return the lines about the weights and the tokenizer. note: on the end tokens."""
     found = lint_checkpoint(directory, config)
+    if note is not None:
+        found = replace(found, notes=(*found.notes, note))
     try:
         check_tokenizer(directory)
     except UnsupportedModelError as error:
         return replace(found, faults=(*found.faults, str(error)))
     return found
-
-
-def _end_tokens(directory: Path, options: ModelOptions) -> dict[int, tuple[str, ...]]:
-    raw = with_overrides(read_json(directory / "config.json") or {}, options.overrides)
-    generation = read_generation_config(directory, options)
-    return find_end_tokens(directory, raw, generation)
 
 
 def _differences(config: ModelConfig) -> str:

@@ -15,6 +15,7 @@ from specdec.config.speculation.head_methods import HeadMethodConfig
 from specdec.config.speculation.methods import METHODS, DraftModelConfig
 from specdec.engine.models.checkpoint_lint import require_loadable
 from specdec.models.config.config_files import read_json
+from specdec.models.config.end_tokens import read_end_tokens, unused_end_tokens
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import token_map_of
 from specdec.models.heads.config import HeadConfig, head_method_of
@@ -92,6 +93,9 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
         progress(f"{config.model}: the text model of {whole} is served; it reads no images")
     if found.transformers is not None:
         progress(f"{config.model}: transformers' code runs {found.architecture}")
+    named = read_end_tokens(target, config.model_options)
+    if note := unused_end_tokens(named, found.vocab_size):
+        progress(f"{config.model}: {note}")
     head, drafting = config.head, config.draft_model
     for each in (head, drafting):
         if each is not None and each.model is not None:

@@ -7,21 +7,24 @@ generation_config.json alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec.config.engine import ModelOptions
+from specdec.config.hf_overrides import with_overrides
 from specdec.config.json_values import unsupported
-from specdec.models.config.config_files import read_json
+from specdec.models.config.config_files import read_generation_config, read_json
 from specdec.types.errors import UnsupportedModelError, reason_of
 
 _GENERATION, _CONFIG = "generation_config.json", "config.json"
 _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 
-def read_eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
-    """Return the tokens that end a text by config.json and by generation_config.json."""
-    return frozenset().union(*_by_config_file(raw, generation).values())
+def read_end_tokens(directory: Path, options: ModelOptions) -> dict[int, tuple[str, ...]]:
+    """Return the tokens that end a text by the files of a model directory, each with the files."""
+    raw = with_overrides(read_json(directory / _CONFIG) or {}, options.overrides)
+    return find_end_tokens(directory, raw, read_generation_config(directory, options))
 
 
 def find_end_tokens(
@@ -31,11 +34,28 @@ def find_end_tokens(
 
     raw, generation: config.json and generation_config.json of the directory.
     """
-    named = _by_config_file(raw, generation)
+    nested = raw.get("text_config")
+    text = nested if isinstance(nested, dict) else {}
+    named = {
+        _GENERATION: _token_ids(generation, _GENERATION),
+        _CONFIG: _token_ids(raw, _CONFIG) | _token_ids(text, _CONFIG),
+    }
     token_id = read_tokenizer_end(directory)
     named[_TOKENIZER] = frozenset() if token_id is None else frozenset((token_id,))
     found = sorted(frozenset().union(*named.values()))
     return {each: tuple(name for name, ids in named.items() if each in ids) for each in found}
+
+
+def unused_end_tokens(named: Mapping[int, Sequence[str]], vocab_size: int) -> str | None:
+    """Return a note on the end tokens outside the vocabulary; None without such."""
+    unused = [
+        f"{token_id} ({', '.join(files)})"
+        for token_id, files in named.items()
+        if not 0 <= token_id < vocab_size
+    ]
+    if not unused:
+        return None
+    return f"no text ends at {', '.join(unused)}: the vocabulary has {vocab_size} tokens"
 
 
 def read_tokenizer_end(directory: Path) -> int | None:
@@ -63,21 +83,11 @@ def _tokenizer_end(directory: Path) -> int | None:
     return int(ids[token]) if token in ids else _id_in_vocabulary(directory, token)
 
 
-def _by_config_file(
-    raw: Mapping[str, Any], generation: Mapping[str, Any]
-) -> dict[str, frozenset[int]]:
-    nested = raw.get("text_config")
-    text = nested if isinstance(nested, dict) else {}
-    return {
-        _GENERATION: _token_ids(generation.get("eos_token_id")),
-        _CONFIG: _token_ids(raw.get("eos_token_id")) | _token_ids(text.get("eos_token_id")),
-    }
-
-
-def _token_ids(eos: object) -> frozenset[int]:
+def _token_ids(values: Mapping[str, Any], file: str) -> frozenset[int]:
+    eos = values.get("eos_token_id")
     token_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(each) is int for each in token_ids):
-        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
+        raise unsupported("eos_token_id", eos, "a token id, or a list of them", file)
     return frozenset(token_ids)
 
 

@@ -36,7 +36,7 @@ from specdec.models.config.config_files import (
     read_sampling_defaults,
     supported_architecture,
 )
-from specdec.models.config.end_tokens import read_eos_token_ids, read_tokenizer_end
+from specdec.models.config.end_tokens import find_end_tokens
 from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.recurrent import Recurrent
@@ -125,6 +125,7 @@ class ModelConfig:
             raise unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
         self._check_ropes()
         assert len(self.sliding_windows) == self.num_layers
+        assert all(0 <= each < self.vocab_size for each in self.eos_token_ids)
         mask = self.mask_token_id
         if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
             limit = f"a token id below vocab_size ({self.vocab_size})"
@@ -158,19 +159,18 @@ class ModelConfig:
                 if needs_transformers(raw, options.impl)
                 else cls.from_dict(raw, generation)
             )
+            ends = find_end_tokens(directory, raw, generation)
         if found.tie_word_embeddings and found.transformers is None and has_own_head(directory):
             found = replace(found, tie_word_embeddings=False)
-        end = read_tokenizer_end(directory)
-        if end is not None and 0 <= end < found.vocab_size:
-            found = replace(found, eos_token_ids=found.eos_token_ids | {end})
+        usable = frozenset(each for each in ends if 0 <= each < found.vocab_size)
+        found = replace(found, eos_token_ids=usable)
         return found.divided_by_expert() if options.divides_by_expert else found
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-        """Read the fields of a `config.json` and of a `generation_config.json`."""
+        """Read all but end tokens of a `config.json` and of a `generation_config.json`."""
         whole = supported_architecture(raw)
-        found = cls.from_fields(whole, decoder_of(whole, raw), generation)
-        return replace(found, eos_token_ids=read_eos_token_ids(raw, generation))
+        return cls.from_fields(whole, decoder_of(whole, raw), generation)
 
     @classmethod
     def from_fields(cls, whole: str, decoder: DecoderFields, generation: Mapping[str, Any]) -> Self:
@@ -224,7 +224,7 @@ class ModelConfig:
             **{name: getattr(found, name) for name in _SHAPE},
             rms_norm_eps=1e-5,
             rope=DefaultRope(10_000.0),
-            eos_token_ids=read_eos_token_ids(raw, generation),
+            eos_token_ids=frozenset(),
             sampling_defaults=read_sampling_defaults(generation),
             **_WITHOUT,
             sliding_windows=(None,) * found.num_layers,

@@ -41,7 +41,7 @@ class GrammarVocabulary:
         Raises UnsupportedModelError unless it is byte-level or SentencePiece-like, with an end
         token.
         """
-        eos = tuple(sorted(each for each in eos_token_ids if each < vocab_size))
+        eos = tuple(sorted(eos_token_ids))
         if not eos:
             raise UnsupportedModelError("the tokenizer is not supported: no token ends a text")
         try:

@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+from specdec.config.llm import LLMConfig
+from specdec.engine.models.model_report import Precision, report_model
+from specdec.engine.models.model_resolution import resolve_models
 from specdec.models.config.end_tokens import find_end_tokens, read_tokenizer_end
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import UnsupportedModelError
@@ -77,9 +80,32 @@ def test_a_unigram_vocabulary_is_a_list(tmp_path):
     assert read_tokenizer_end(tmp_path) == 1
 
 
-def test_an_end_token_beyond_the_models_vocabulary_is_ignored(model_dir):
-    write(model_dir, TOKENIZER, eos_token="x", added_tokens_decoder={"9999": {"content": "x"}})
+@pytest.mark.parametrize(
+    ("name", "token_id", "changes"),
+    [
+        (TOKENIZER, 9999, {"eos_token": "x", "added_tokens_decoder": {"9999": {"content": "x"}}}),
+        (GENERATION, 383, {"eos_token_id": [2, 383]}),
+        (CONFIG, -1, {"eos_token_id": [-1, 2]}),
+    ],
+)
+def test_an_end_token_outside_the_vocabulary_is_ignored(model_dir, name, token_id, changes):
+    """Masks of structured output and min_tokens have no place for it."""
+    write(model_dir, name, **changes)
     assert ModelConfig.from_directory(model_dir).eos_token_ids == {2}
+    note = f"no text ends at {token_id} ({name}): the vocabulary has 383 tokens"
+    lines = []
+    resolve_models(LLMConfig(str(model_dir)), lines.append)
+    assert lines == [f"{model_dir}: {note}"]
+    report = report_model(model_dir, Precision("float32", None, is_native=False), 1)
+    assert note in report.checkpoint.notes
+    assert report.end_tokens.keys() == {2}
+
+
+@pytest.mark.parametrize("name", [GENERATION, CONFIG])
+def test_an_error_names_the_file(model_dir, name):
+    write(model_dir, name, eos_token_id="2")
+    with pytest.raises(UnsupportedModelError, match=rf"eos_token_id in {name} is '2'; it must"):
+        ModelConfig.from_directory(model_dir)
 
 
 def test_files_that_are_not_a_tokenizers_are_one_clear_error(model_dir):

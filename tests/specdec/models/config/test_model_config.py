@@ -341,8 +341,7 @@ def test_a_byte_order_mark_and_whole_numbers_as_floats_are_read(tiny_model_dir, 
     }
     text = json.dumps(content | floats)
     (tmp_path / "config.json").write_text(text, encoding="utf-8-sig")
-    expected = ModelConfig.from_dict(content, {})
-    assert ModelConfig.from_directory(tmp_path) == expected
+    assert ModelConfig.from_directory(tmp_path) == ModelConfig.from_directory(tiny_model_dir)
     assert type(ModelConfig.from_directory(tmp_path).max_position_embeddings) is int
     half = {"max_position_embeddings": 512.5}
     with pytest.raises(UnsupportedModelError, match=r"max_position_embeddings .* is 512\.5"):
