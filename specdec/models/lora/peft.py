@@ -37,6 +37,9 @@ _OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.
 """Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
 _VOCABULARY = ("lm_head", "embed_tokens")
 
+_PLAIN_STARTS = ("true", "false", "none", "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights with which PEFT leaves the weights of the model as they are."""
+
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "use_dora": (bool, "weight-decomposed adapters (DoRA) are not supported"),
     "modules_to_save": (bool, "whole modules beside the adapter are not supported"),
@@ -49,9 +52,9 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "alora_invocation_tokens": (bool, "activated adapters (aLoRA) are not supported"),
     "megatron_config": (bool, "Megatron's parallel layers are not supported"),
     "init_lora_weights": (
-        lambda value: str(value).lower().startswith(("pissa", "olora", "corda", "loftq")),
-        "it changes the weights of the model; PEFT's path_initial_model_for_weight_conversion "
-        "converts adapters of PiSSA, OLoRA and CorDA",
+        lambda value: str(value).lower() not in _PLAIN_STARTS,
+        "it may change the weights of the model; PEFT converts adapters of PiSSA, OLoRA and CorDA "
+        "alone (path_initial_model_for_weight_conversion)",
     ),
 }
 """Keys with which an adapter is more than pairs of matrices: test of the value, and reason."""
@@ -179,6 +182,9 @@ class _PeftConfig:
         for key, (is_refused, reason) in _REFUSED.items():
             if key in values and is_refused(values[key]):
                 raise UnsupportedModelError(f"{path}: {key} is {_short(values[key])}: {reason}")
+        for key, value in values.items():
+            if key.startswith("use_") and value and key != "use_rslora":  # a method, as use_dora
+                raise UnsupportedModelError(f"{path}: {key} is not supported")
         return cls(
             path,
             int(_number(path, values, "r", lowest=1)),

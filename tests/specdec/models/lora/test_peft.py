@@ -106,8 +106,9 @@ def test_pickled_weights_are_read(model_dir, adapter):
         ({"trainable_token_indices": [3]}, "trainable_token_indices is [3]"),
         ({"target_parameters": ["experts.w"]}, "target_parameters is"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is"),
-        ({"init_lora_weights": "pissa_niter_4"}, "it changes the weights of the model"),
-        ({"init_lora_weights": "loftq"}, "it changes the weights of the model"),
+        ({"init_lora_weights": "pissa_niter_4"}, "it may change the weights of the model"),
+        ({"init_lora_weights": "lora_ga"}, "is 'lora_ga': it may change the weights of the model"),
+        ({"use_other": True}, "use_other is not supported"),
         ({"r": 0}, "r is 0; it must be a whole number of at least 1"),
         ({"r": 2.0}, "r is 2.0; it must be a whole number of at least 1"),
         ({"r": None}, "r is None"),
@@ -125,6 +126,11 @@ def test_pickled_weights_are_read(model_dir, adapter):
 )
 def test_refused_configurations(adapter, changes, expected):
     assert expected in refusal(rewrite(adapter, **changes))
+
+
+@pytest.mark.parametrize("start", [True, False, None, "gaussian", "eva", "orthogonal"])
+def test_starts_that_leave_the_model_as_it_is(adapter, start):
+    assert AdapterFiles.read(rewrite(adapter, init_lora_weights=start, use_new=None), 4).rank == 4
 
 
 def test_a_rank_above_the_limit(adapter):
