@@ -134,13 +134,19 @@ class AsyncLLM(BaseLLM):
     async def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
         """Load an adapter before a request needs it; return all loaded adapters.
 
-        Raises what `AdapterControl.execute` raises, as for a name that is taken.
+        Raises what `AdapterControl.execute` raises, as for a name that is taken, and
+        InvalidValueError for another adapter's id.
         """
-        return (await self._llm_engine.order_adapter(AdapterOrder.of(lora_request))).adapters
+        with self._llm_engine.using(lora_request):
+            return (await self._llm_engine.order_adapter(AdapterOrder.of(lora_request))).adapters
 
-    async def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
-        """Unload an adapter; running requests complete with it. Return all adapters."""
-        return (await self._llm_engine.order_adapter(AdapterOrder.unload(lora_name))).adapters
+    async def remove_lora(self, lora_name: str | int) -> tuple[AdapterInfo, ...]:
+        """Unload an adapter; running requests complete with it. Return all adapters.
+
+        lora_name: or its `lora_int_id`, as in vLLM.
+        """
+        order = self._llm_engine.unload_order(lora_name)
+        return (await self._llm_engine.order_adapter(order)).adapters
 
     async def list_loras(self) -> tuple[AdapterInfo, ...]:
         """Return the loaded adapters, in the order in which they were loaded."""

@@ -129,13 +129,18 @@ class LLM(BaseLLM):
     def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
         """Load an adapter before a request needs it; return all loaded adapters.
 
-        Raises what `AdapterControl.execute` raises, as for a name that is taken.
+        Raises what `AdapterControl.execute` raises, as for a name that is taken, and
+        InvalidValueError for another adapter's id.
         """
-        return self._order_adapter(AdapterOrder.of(lora_request))
+        with self._llm_engine.using(lora_request):
+            return self._order_adapter(AdapterOrder.of(lora_request))
 
-    def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
-        """Unload an adapter; running requests complete with it. Return all adapters."""
-        return self._order_adapter(AdapterOrder.unload(lora_name))
+    def remove_lora(self, lora_name: str | int) -> tuple[AdapterInfo, ...]:
+        """Unload an adapter; running requests complete with it. Return all adapters.
+
+        lora_name: or its `lora_int_id`, as in vLLM.
+        """
+        return self._order_adapter(self._llm_engine.unload_order(lora_name))
 
     def list_loras(self) -> tuple[AdapterInfo, ...]:
         """Return the loaded adapters, in the order in which they were loaded."""

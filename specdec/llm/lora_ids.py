@@ -22,6 +22,19 @@ class LoRAIds:
         self._names: dict[int, str] = {}
         self._num_calls: Counter[int] = Counter()
 
+    def name_of(self, lora: str | int, present: Collection[str]) -> str:
+        """Return the name of an adapter by name or id. Raises InvalidValueError for another id.
+
+        present: names of the adapters that are loaded or ordered.
+        """
+        if isinstance(lora, str):
+            return lora
+        with self._lock:
+            name = self._names.get(lora) if type(lora) is int else None
+        if name is None or name not in present:
+            raise InvalidValueError("lora_int_id", lora, "the id of a loaded adapter")
+        return name
+
     @contextmanager
     def used_by_call(self, lora: LoRARequest, present: Collection[str]) -> Iterator[None]:
         """Reserve the id for a call. Raises InvalidValueError if it is another adapter's.
@@ -34,6 +47,9 @@ class LoRAIds:
             if known != lora.lora_name and (self._num_calls[number] or known in present):
                 limit = f"one that no other adapter has; {known} has this one"
                 raise InvalidValueError("lora_int_id", number, limit)
+            for former in [each for each, name in self._names.items() if name == lora.lora_name]:
+                if not self._num_calls[former]:
+                    del self._names[former]
             self._names[number] = lora.lora_name
             self._num_calls[number] += 1
         try:

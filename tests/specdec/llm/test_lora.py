@@ -78,7 +78,13 @@ def test_adapters_are_added_listed_and_removed(tiny_model_dir, adapters, expecte
         chat = [{"role": "user", "content": "Hi"}]
         adapted = llm.chat(chat, PARAMS, use_tqdm=False, lora_request=adapters["sql"])
         assert tokens(adapted) != tokens(llm.chat(chat, PARAMS, use_tqdm=False))
+        with pytest.raises(InvalidValueError, match=r"lora_int_id is 1; .* sql has this one"):
+            llm.add_lora(LoRARequest("other", 1, adapters["sql"].lora_path))
+        with pytest.raises(InvalidValueError, match="lora_int_id is 7; it must be the id of a"):
+            llm.remove_lora(7)
         assert llm.remove_lora("sql") == ()
+        llm.add_lora(adapters["sql"])
+        assert llm.remove_lora(adapters["sql"].lora_int_id) == ()
         with pytest.raises(UnknownModelError):
             llm.generate(PROMPT, PARAMS, False, lora_request=by_name)
         unusable = LoRARequest("typo", 1, "/no/such/adapter")
@@ -166,6 +172,8 @@ async def test_streams_with_adapters(tiny_model_dir, adapters, expected):
             await llm.remove_lora(name)
         await llm.add_lora(adapters["code"])
         assert [each.name for each in await llm.list_loras()][-1] == "code"
+        await llm.remove_lora(adapters["code"].lora_int_id)
+        assert "code" not in [each.name for each in await llm.list_loras()]
 
 
 async def test_a_request_that_waits_for_its_adapter_is_aborted(tiny_model_dir, adapters):

@@ -34,3 +34,15 @@ def test_an_id_belongs_to_a_loaded_or_ordered_adapter_after_its_calls():
     assert_taken(ids, CHAT, ("sql",))
     with ids.used_by_call(CHAT, ("another",)):
         pass
+
+
+def test_an_adapter_is_named_by_the_id_that_it_had_last():
+    ids = LoRAIds()
+    for lora in (SQL, LoRARequest("sql", 2, "/a")):
+        with ids.used_by_call(lora, ("sql",)):
+            pass
+    assert ids.name_of("sql", ()) == "sql"
+    assert ids.name_of(2, ("sql",)) == "sql"
+    for other, present in ((1, ("sql",)), (2, ()), (True, ("sql",)), ([], ("sql",))):
+        with pytest.raises(InvalidValueError, match="lora_int_id"):
+            ids.name_of(other, present)
