@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config.engine import ModelImpl, ModelOptions
-from specdec.config.json_values import count, require_keys, unsupported
+from specdec.config.json_values import count, require_keys, unsupported, whole
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.families.fixed_values import require_fixed
 from specdec.models.config.families.key_types import TypedKeys
@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 DecoderFields = tuple[str, Architecture, Mapping[str, Any]]
 """The name of a decoder's architecture, what is known of it, and the keys of its config.json."""
 
+GENERATION_CONFIG = "generation_config.json"
 _MAX_LAYERS = 10_000
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
+_WHOLE = ("top_k", "max_tokens")
 
 _REQUIRED_KEYS = (
     "vocab_size",
@@ -56,8 +58,8 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     for an invalid value.
     """
     names = {each.name: _SPELLINGS.get(each.name, each.name) for each in fields(SamplingDefaults)}
-    given = {
-        name: generation[spelling]
+    given: dict[str, Any] = {
+        name: whole(generation[spelling]) if name in _WHOLE else generation[spelling]
         for name, spelling in names.items()
         if generation.get(spelling) is not None
     }
@@ -66,8 +68,9 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     try:
         SamplingParams(**given)
         return SamplingDefaults(**given)
-    except (InvalidValueError, TypeError) as error:
-        raise UnsupportedModelError(f"generation_config.json: {error}") from error
+    except InvalidValueError as error:
+        limit = f"{error.limit} (--generation-config none leaves it out)"
+        raise unsupported(names[error.field], error.value, limit, GENERATION_CONFIG) from error
 
 
 def supported_architecture(raw: Mapping[str, Any]) -> str:
@@ -156,7 +159,7 @@ def read_generation_config(directory: Path, options: ModelOptions) -> dict[str, 
 
     Raises UnsupportedModelError for a malformed file; where it has end tokens alone it is logged.
     """
-    path = directory / "generation_config.json"
+    path = directory / GENERATION_CONFIG
     try:
         content = read_json(path) or {}
     except UnsupportedModelError as error:

@@ -14,10 +14,14 @@ from typing import Any
 from specdec.config.engine import ModelOptions
 from specdec.config.hf_overrides import with_overrides
 from specdec.config.json_values import unsupported
-from specdec.models.config.config_files import read_generation_config, read_json
+from specdec.models.config.config_files import (
+    GENERATION_CONFIG,
+    read_generation_config,
+    read_json,
+)
 from specdec.types.errors import UnsupportedModelError, reason_of
 
-_GENERATION, _CONFIG = "generation_config.json", "config.json"
+_CONFIG = "config.json"
 _TOKENIZER, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 
@@ -37,7 +41,7 @@ def find_end_tokens(
     nested = raw.get("text_config")
     text = nested if isinstance(nested, dict) else {}
     named = {
-        _GENERATION: _token_ids(generation, _GENERATION),
+        GENERATION_CONFIG: _token_ids(generation, GENERATION_CONFIG),
         _CONFIG: _token_ids(raw, _CONFIG) | _token_ids(text, _CONFIG),
     }
     token_id = read_tokenizer_end(directory)

@@ -40,6 +40,12 @@ def test_top_k_of_minus_one_disables_top_k():
     assert read_sampling_defaults({"top_k": -1}).top_k == 0
 
 
+def test_whole_numbers_as_floats_are_read():
+    found = read_sampling_defaults({"top_k": 20.0, "max_new_tokens": 3.0, "temperature": 1.0})
+    assert found == SamplingDefaults(top_k=20, max_tokens=3)
+    assert (type(found.top_k), type(found.max_tokens), type(found.temperature)) == (int, int, float)
+
+
 @pytest.mark.parametrize(
     ("generation", "field"),
     [
@@ -48,11 +54,12 @@ def test_top_k_of_minus_one_disables_top_k():
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"max_new_tokens": 0}, "max_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 3.5}, "max_new_tokens"),
     ],
 )
 def test_a_value_that_is_invalid_for_requests_is_rejected(generation, field):
-    with pytest.raises(UnsupportedModelError, match=rf"generation_config\.json: {field} is "):
+    with pytest.raises(UnsupportedModelError, match=rf"{field} in generation_config\.json is "):
         read_sampling_defaults(generation)
 
 
