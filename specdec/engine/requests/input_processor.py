@@ -42,8 +42,11 @@ def check_request(request: EngineRequest, config: EngineConfig, model: ModelConf
     max_tokens = request.params.max_tokens
     if max_tokens is not None and max_tokens > room:
         raise ContextLengthError(config.max_model_len, len(request.prompt_token_ids), max_tokens)
-    most = max_tokens or model.sampling_defaults.max_tokens or room
-    _check_resumed(request, min(most, room), model.vocab_size)
+    most = min(max_tokens or model.sampling_defaults.max_tokens or room, room)
+    if max_tokens is None and request.params.min_tokens > most:
+        why = "what the context leaves" if most == room else "the default of max_tokens"
+        raise InvalidValueError("min_tokens", request.params.min_tokens, f"at most {most}, {why}")
+    _check_resumed(request, most, model.vocab_size)
     _check_thinking_budget(request, model.vocab_size)
     if type(request.priority) is not int:  # the queue is sorted by it
         raise InvalidValueError("priority", request.priority, "a whole number")

@@ -8,7 +8,7 @@ import pytest
 from specdec.config.llm import LLMConfig
 from specdec.models.config.config_files import read_sampling_defaults
 from specdec.models.config.model_config import ModelConfig
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
@@ -85,6 +85,21 @@ def test_a_request_without_parameters_uses_the_models_defaults(model_dir):
     assert [len(transcripts[name].token_ids) for name in ("silent", "asking")] == [5, 7]
     rules = [each.rules for step in target.steps for each in step.admitted]
     assert [(each.temperature, each.top_p) for each in rules] == [(0.5, 0.75), (0.0, 0.75)]
+
+
+def test_a_request_for_more_tokens_than_the_models_default_is_rejected(model_dir):
+    engine = make_engine(model_dir, engine_config(), HashTarget(block_size=4, vocab_size=383))
+    for max_tokens, min_tokens in ((None, 5), (6, 6)):
+        engine.check(request("r", PROMPT, max_tokens=max_tokens, min_tokens=min_tokens))
+    with pytest.raises(InvalidValueError, match="min_tokens is 6; it must be at most 5, the defa"):
+        engine.check(request("r", PROMPT, max_tokens=None, min_tokens=6))
+    room = len(PROMPT) + 3
+    short = HashTarget(block_size=4, vocab_size=383)
+    engine = make_engine(model_dir, engine_config(max_model_len=room), short)
+    with pytest.raises(
+        InvalidValueError, match="min_tokens is 4; it must be at most 3, what the c"
+    ):
+        engine.check(request("r", PROMPT, max_tokens=None, min_tokens=4))
 
 
 @pytest.mark.parametrize("content", ['{"eos_token_id": 7, "top_p": 0.0}', '{"eos_token_id": 7,}'])
