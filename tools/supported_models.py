@@ -254,7 +254,8 @@ def _refused() -> Iterator[str]:
         "the number of groups that `config.json` and the description of its quantization give: "
         "`quantization_config`, or the file `hf_quant_config.json`, `quantize_config.json` or "
         "`quant_config.json`. Codes without a description are refused by name. The log names "
-        "tensors that nothing reads; an output head beside tied embeddings is used.\n"
+        "tensors that nothing reads; an output head beside tied embeddings is used, and alone it "
+        "is both.\n"
     )
     yield (
         "`specdec models show DIR` applies these rules to the headers of the files: a line `note` "

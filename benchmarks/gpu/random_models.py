@@ -22,6 +22,7 @@ from specdec.models.hybrid import HybridDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.models.weights.dequantize import Float8
+from specdec.models.weights.tensor_headers import TensorHeaders
 from specdec.types.errors import UnsupportedModelError
 
 _LLAMA = {
@@ -83,7 +84,7 @@ class RandomTensors:
     ) -> None:
         """stores_float8: whether linear layers have 8-bit floats, and a scale for each output."""
         self._device, self._dtype = device, dtype
-        self._shapes = decoder_tensors(model)
+        self._shapes = decoder_tensors(model, TensorHeaders({}))
         self._scales: dict[str, float] = {}
         if stores_float8:
             for name, shape in list(self._shapes.items()):

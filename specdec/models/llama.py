@@ -24,7 +24,7 @@ from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove, on_device
 from specdec.kernels.reference.sample_rows import Argmax, RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.decoder_tensors import in_context
+from specdec.models.config.decoder_tensors import embedding_name, in_context
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
@@ -305,7 +305,7 @@ def _read_head_and_table(
 ) -> tuple[VocabHead, EmbeddingTable]:
     """Return this rank's rows of the output head and of the embedding, which may be one matrix."""
     shape = (config.vocab_size, config.hidden_size)
-    embed_name = "model.embed_tokens.weight"
+    embed_name = embedding_name(config, reader.tensors)
     head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
     head = VocabHead(reader, head_name, shape, rows, output_tokens, config.traits.logits)
     table = head.table if config.tie_word_embeddings else None

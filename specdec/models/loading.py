@@ -226,7 +226,9 @@ def _require_tensors(
 ) -> None:
     """Check all tensors before one is read; the first rank logs those that nothing reads."""
     assert isinstance(reader.tensors, StoredTensors)
-    found = check_tensors(reader.tensors, reader.weight_format, decoder_tensors(config))
+    found = check_tensors(
+        reader.tensors, reader.weight_format, decoder_tensors(config, reader.tensors)
+    )
     found.require()
     if group.rank == 0 and found.unused:
         logger.warning("nothing reads %s in %s", found.unused, directory)

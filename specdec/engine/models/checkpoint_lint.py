@@ -96,7 +96,7 @@ def _findings(
 
         layout = stored_format(directory)
     headers = TensorHeaders.of_text_model(read_headers(safetensors_files(directory)))
-    return check_tensors(headers, layout, decoder_tensors(config)), layout
+    return check_tensors(headers, layout, decoder_tensors(config, headers)), layout
 
 
 def _tensor_notes(
@@ -126,7 +126,7 @@ def _version_notes(directory: Path, layout: Layout | None, config: ModelConfig) 
 
     if isinstance(layout, Gptq):
         tensors = StoredTensors(find_weight_files(directory), directory)
-        held = (name for name in decoder_tensors(config) if layout.holds(tensors, name))
+        held = (name for name in decoder_tensors(config, tensors) if layout.holds(tensors, name))
         if (first := next(held, None)) and layout.has_other_version(tensors, first):
             yield OTHER_VERSION
 

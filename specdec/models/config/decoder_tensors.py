@@ -16,9 +16,11 @@ from specdec.models.config.traits import (
     NormKind,
     QkNorm,
 )
+from specdec.models.weights.tensor_headers import HeaderSource
 
 Shape = tuple[int, ...]
 _Tensors = Iterator[tuple[str, Shape]]
+_HEAD = "lm_head.weight"
 
 
 def in_context(config: ModelConfig, max_model_len: int) -> ModelConfig:
@@ -28,12 +30,26 @@ def in_context(config: ModelConfig, max_model_len: int) -> ModelConfig:
     return replace(config, latent=config.latent.in_context(max_model_len))
 
 
-def decoder_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Return the shape of each tensor that the ranks of a model read together."""
+def embedding_name(config: ModelConfig, stored: HeaderSource) -> str:
+    """Return the name that a checkpoint has for the embedding.
+
+    It is the head's where config.json ties both and the files have that one alone, as in those of
+    safetensors' `save_model`, which keeps the first name of a shared tensor.
+    """
+    name = "model.embed_tokens.weight"
+    has_head_alone = name not in stored and _HEAD in stored
+    return _HEAD if config.tie_word_embeddings and has_head_alone else name
+
+
+def decoder_tensors(config: ModelConfig, stored: HeaderSource) -> dict[str, Shape]:
+    """Return the shape of each tensor that the ranks of a model read together.
+
+    stored: as in `embedding_name`.
+    """
     table = (config.vocab_size, config.hidden_size)
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
+    shapes: dict[str, Shape] = {embedding_name(config, stored): table}
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = table
+        shapes[_HEAD] = table
     shapes |= dict(_norm(config, config.traits.names.final_norm, config.hidden_size))
     if config.varied is not None:
         shapes |= config.varied.model_tensors(config.hidden_size)

@@ -128,7 +128,7 @@ def test_every_parameter_is_read_and_counted(family):
     buffers = (each for name, each in model.named_buffers() if name.endswith(stored))
     expected = model.num_parameters() + sum(each.numel() for each in buffers)
     assert config.num_parameters == reader.num_elements_read == expected
-    tensors = decoder_tensors(config)
+    tensors = decoder_tensors(config, reader.tensors)
     found = check_tensors(reader.tensors, reader.weight_format, tensors)
     assert (found.faults, found.unused, found.known_unused) == ((), "", "")
     assert sum(map(prod, tensors.values())) == expected

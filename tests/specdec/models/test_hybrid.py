@@ -243,7 +243,7 @@ def test_every_parameter_is_read_and_counted(directory):
     biases = {name: each for name, each in expected.named_buffers() if name.endswith("_bias")}
     num_expected = expected.num_parameters() + sum(map(torch.numel, biases.values()))
     assert config.num_parameters == reader.num_elements_read == num_expected
-    tensors = decoder_tensors(config)
+    tensors = decoder_tensors(config, reader.tensors)
     found = check_tensors(reader.tensors, reader.weight_format, tensors)
     assert (found.faults, found.unused, found.known_unused) == ((), "", "")
     assert sum(map(prod, tensors.values())) == config.num_parameters

@@ -166,7 +166,7 @@ def test_logits_equal_transformers(model):
 def test_tensors_of_other_media_are_known(model):
     directory, _ = model
     headers = TensorHeaders.of_text_model(read_headers((directory / "model.safetensors",)))
-    expected = decoder_tensors(ModelConfig.from_directory(directory))
+    expected = decoder_tensors(ModelConfig.from_directory(directory), headers)
     found = check_tensors(headers, None, expected)
     assert (found.faults, found.unused) == ((), "")
     assert found.known["parts that read images or audio"]

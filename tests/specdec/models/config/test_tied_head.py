@@ -1,15 +1,19 @@
 """An output head in the files beside embeddings that config.json ties to it."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.engine.models.checkpoint_lint import require_loadable
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.tied_head import has_own_head
+from specdec.types.errors import UnsupportedModelError
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.passes import load
+from tests.specdec.models.passes import load, mixed_logits
 
 
 @pytest.fixture
@@ -46,3 +50,20 @@ def test_another_head_is_used(with_head, caplog, name):
 def test_a_head_of_another_type_or_in_codes_is_used(with_head):
     assert has_own_head(with_head(lambda table: table.half()))
     assert has_own_head(with_head(lambda table: table.int(), "lm_head.qweight"))
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_a_head_alone_is_the_embedding(tiny_model_dir, with_head, kernels):
+    directory = with_head(lambda table: table)
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.embed_tokens.weight"]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    config = ModelConfig.from_directory(directory)
+    require_loadable(directory, config)
+    expected, found = (
+        mixed_logits(each, [[7, 300] * 17, [5] * 27], TensorParallelGroup(), kernels=kernels)
+        for each in (tiny_model_dir, directory)
+    )
+    assert torch.equal(found, expected)
+    with pytest.raises(UnsupportedModelError, match=r"no tensor model\.embed_tokens\.weight"):
+        require_loadable(directory, replace(config, tie_word_embeddings=False))
