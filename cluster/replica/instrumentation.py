@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from specdec.engine.metrics.metrics import CHAT, TEXT_COMPLETION, Metrics
+from specdec.engine.metrics.metrics import TEXT_COMPLETION, Metrics
 from specdec.engine.metrics.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -30,14 +30,23 @@ class Instrumentation:
             self._tracing = tracing_to(endpoint, model, replica)
 
     def begin(
-        self, request_id: str, model: str, params: SamplingParams, *, is_chat: bool
+        self,
+        request_id: str,
+        model: str,
+        params: SamplingParams | None,
+        operation: str,
+        arrived_at: float,
     ) -> RequestMetrics:
-        """Return the measurements of a request that has just arrived; they never get its prompt."""
-        clock, operation = time.perf_counter, CHAT if is_chat else TEXT_COMPLETION
+        """Return the measurements of a request; they never get its prompt.
+
+        params: None for one that was refused before they were known.
+        """
+        clock = time.perf_counter
         if self._tracing is None:
-            return RequestMetrics(request_id, self._metrics, clock, operation)
-        trace = self._tracing.begin(request_id, model, params, clock, operation)
-        return TracedRequest(request_id, self._metrics, clock, operation, trace=trace)
+            return RequestMetrics(request_id, self._metrics, clock, operation, arrived_at)
+        trace = self._tracing.begin(request_id, model, params, clock, operation, arrived_at)
+        metrics = self._metrics
+        return TracedRequest(request_id, metrics, clock, operation, arrived_at, trace=trace)
 
     def close(self) -> None:
         """Send the remaining traces, which may take seconds."""
@@ -76,11 +85,12 @@ class TracedRequest(RequestMetrics):
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
         operation: str = TEXT_COMPLETION,
+        arrived_at: float | None = None,
         *,
         trace: RequestTrace,
     ) -> None:
         """trace: uses the same clock."""
-        super().__init__(request_id, metrics, clock, operation)
+        super().__init__(request_id, metrics, clock, operation, arrived_at)
         self._trace = trace
 
     def on_queued(self, params: SamplingParams, seed: int) -> None:
@@ -110,8 +120,8 @@ class TracedRequest(RequestMetrics):
             super().on_broken_off(error)
             self._trace.end(self._clock(), self.latest, reason_of(error))
 
-    def on_refused(self, error: BaseException) -> None:
+    def on_refused(self, error: BaseException, num_choices: int) -> None:
         """See RequestMetrics."""
-        super().on_refused(error)
+        super().on_refused(error, num_choices)
         if not isinstance(error, LEFT):
             self._trace.end(self._clock(), self.latest, reason_of(error))

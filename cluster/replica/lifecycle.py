@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import ray
 
 from cluster.replica.memory import MemoryMeter
-from cluster.replica.orders import AbortOrder
 from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.engine.lifecycle import RunningEngine, SpeculationSettings
@@ -49,9 +48,6 @@ class Loading:
         """Return the state for the ControlPlane."""
         del speculation_version  # no settings are in force yet
         return ReplicaReport(self._replica, is_ready=False, reason=self.why_not_ready)
-
-    def abort(self, order: AbortOrder) -> None:
-        """End the requests that an order applies to: none runs."""
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open requests: there are none."""
@@ -149,10 +145,6 @@ class Serving:
             at_s=stats.at_s,
             counts=stats.counts,
         )
-
-    def abort(self, order: AbortOrder) -> None:
-        """End the requests that an order applies to; an unknown id is no error."""
-        self._thread.abort_where(order.applies_to)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and wait until the open ones have ended, at most `timeout_s`."""

@@ -17,7 +17,6 @@ from ray.util.placement_group import PlacementGroup
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.lifecycle import Loading, Serving
-from cluster.replica.orders import AbortOrder
 from cluster.replica.ray_executor import ReplicaExecutor
 from cluster.replica.receipts import FutureModel, read_model
 from cluster.replica.report import ReplicaLoad
@@ -175,10 +174,6 @@ class ReplicaRouter(Router):
     def add_sample(self, token_ids: array[int], num_prompt_tokens: int, temperature: float) -> None:
         """Keep an answer of a front end for training; see `SampleBuffer.add`."""
         self._samples.add(token_ids, num_prompt_tokens, temperature)
-
-    def abort(self, order: AbortOrder) -> None:
-        """End the requests that an order applies to; an unknown id is no error."""
-        self._state.abort(order)
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache unless requests run or wait; return whether it was emptied.

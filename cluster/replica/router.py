@@ -7,8 +7,8 @@ import random
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,21 +18,24 @@ from cluster.config.model_name import DEFAULT_MODEL
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller
+from cluster.replica.arrival import Arrival
 from cluster.replica.auditor import Auditor
 from cluster.replica.instrumentation import Instrumentation
+from cluster.replica.orders import AbortOrder
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.receipts import FutureModel, Receipts
 from cluster.replica.sample_buffer import SampleBuffer
 from specdec.config.engine import EngineConfig
-from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.metrics import CHAT, TEXT_COMPLETION, Metrics
 from specdec.engine.receipts.report import default_tolerance
 from specdec.engine.requests.engine_client import EngineClient
+from specdec.engine.requests.preparations import Preparations
 from specdec.models.config.model_config import ModelConfig
 from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar.matcher import Grammar
 from specdec.types.deadline import Deadline
-from specdec.types.errors import AbortedError, OverloadedError, TargetFailedError, UnknownModelError
+from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.messages import BASE_MODEL
 from specdec.types.reports.receipts import ReceiptModel
 from specdec.types.request import (
@@ -83,25 +86,6 @@ class RoutedModel:
     replica: str
 
 
-class CountedRefusal:
-    """Context that counts a request as received where overload, deadline, abort or client end it.
-
-    A request that is invalid is not counted.
-    """
-
-    def __init__(self, metrics: Metrics, num_choices: int) -> None:
-        self._metrics = metrics
-        self._num_choices = num_choices
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        demand = OverloadedError | AbortedError | asyncio.CancelledError
-        if kind is not None and issubclass(kind, demand):
-            self._metrics.num_requests += self._num_choices  # a deadline cancels
-
-
 class Router(ABC):
     """Turns requests into those of an engine, and describes its models.
 
@@ -123,6 +107,7 @@ class Router(ABC):
         self._model = routed.model
         self._instrumentation = instrumentation
         self._samples = samples
+        self._preparations = Preparations()
         arithmetic = config.resolved_dtype, config.quantization, config.kv_cache_dtype
         tolerance = default_tolerance(*arithmetic)
         self.auditor = Auditor(self._client, metrics, tolerance)
@@ -174,31 +159,29 @@ class Router(ABC):
         self,
         call: GenerateRequest,
         *,
+        arrival: Arrival | None = None,
         deadline: Deadline | None = None,
         on_admitted: Callable[[], None] | None = None,
     ) -> Generation:
         """Start a request. It and its outputs raise the engine's errors, and `deadline.error`.
 
-        on_admitted: called when the engine has accepted it, while the first output is awaited.
+        arrival: of the request; None for one that arrives now. on_admitted: called when the engine
+        has accepted it, while the first output is awaited.
         """
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
-        measured = self._instrumentation.begin(
-            request_id, call.model, call.params, is_chat=_is_chat(call.prompt)
-        )
+        if arrival is None:
+            operation = CHAT if _is_chat(call.prompt) else TEXT_COMPLETION
+            arrival = self.arrive((request_id,), call.model, operation, call.params.n)
+        measured = arrival.measure(request_id, call.model, call.params)
         limited = deadline.enforce() if deadline and _takes_time(call) else _NO_LIMIT
-        with limited, self.counting_refusal(call.params.n):
-            try:
-                client = self._client_for(call.model)
-                client.require_room(call.params.n)
-                with (preparation := client.prepare(request_id, current_caller.get())):
-                    request = await self._prepare(request_id, call)
-            except BaseException as error:
-                measured.on_refused(error)
-                raise
+        with arrival, limited:
+            client = self._client_for(call.model)
+            client.require_room(call.params.n)
+            request = await self._prepare(request_id, call)
         self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
-        outputs = client.generate(request, measured, preparation, deadline, on_admitted=on_admitted)
+        outputs = client.generate(request, measured, arrival, deadline, on_admitted=on_admitted)
         outputs = self._followed(call, request, outputs, deadline)
         return Generation(request_id, request.seed, outputs)
 
@@ -210,9 +193,21 @@ class Router(ABC):
             async for _ in outputs:
                 pass
 
-    def counting_refusal(self, num_choices: int = 1) -> CountedRefusal:
-        """Return a context that counts a refusal before `generate`, which has one itself."""
-        return CountedRefusal(self.metrics, num_choices)
+    def arrive(
+        self, request_ids: Sequence[str], model: str, operation: str, num_choices: int
+    ) -> Arrival:
+        """Return the context in which a request that arrives is prepared for `generate`.
+
+        Its abort by any of `request_ids` ends it. operation, num_choices: see Arrival.
+        """
+        asked = request_ids, model, operation, num_choices
+        return Arrival(*asked, self._preparations.open, self._instrumentation)
+
+    def abort(self, order: AbortOrder) -> None:
+        """End the requests that an order applies to; an unknown id is no error."""
+        self._preparations.abort(order.applies_to)
+        with suppress(NotReadyError):  # none runs
+            self._client().abort_where(order.applies_to)
 
     def _followed(
         self,
@@ -278,6 +273,10 @@ class Router(ABC):
         choices than ever fit.
         """
         self._client_for(model).require_room(num_choices)
+
+    def require_model(self, model: str) -> None:
+        """Raise UnknownModelError for a model that another application may have."""
+        self._adapter_of(model)
 
     def _client_for(self, model: str) -> EngineClient:
         """Return the client of the engine for a model. Raises UnknownModelError, NotReadyError."""

@@ -105,11 +105,12 @@ class Tracing:
         self,
         request_id: str,
         model: str,
-        params: SamplingParams,
+        params: SamplingParams | None,
         clock: Callable[[], float],
         operation: str,
+        arrived_at: float,
     ) -> RequestTrace:
-        """Start the trace of an arriving request, under the caller's traceparent if there is one.
+        """Start the trace of a request at its arrival, under the caller's traceparent, if any.
 
         clock: of all times that the trace will receive.
         """
@@ -121,7 +122,7 @@ class Tracing:
             "gen_ai.response.model": self._model,
             "gen_ai.response.id": request_id,
         }
-        return RequestTrace(self._tracer, parent, attributes, self.steps, clock)
+        return RequestTrace(self._tracer, parent, attributes, self.steps, clock, arrived_at)
 
     def close(self) -> None:
         """Export the remaining traces; give up after a few seconds without a collector.
@@ -170,13 +171,14 @@ class RequestTrace:
     attributes: Attributes
     steps: StepSeconds
     clock: Callable[[], float]
+    arrived_at: float
     _moments: list[float] = field(default_factory=list)  # when each phase began
     _spent: list[StepSeconds] = field(default_factory=list)  # of all requests until then
     _finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
 
     def __post_init__(self) -> None:
         self._epoch_ns = time.time_ns() - int(self.clock() * 1e9)
-        self._begin_phase(self.clock())
+        self._begin_phase(self.arrived_at)
 
     def on_queued(self, seed: int) -> None:
         """Record that the request is preprocessed and sent to the engine."""
@@ -257,17 +259,21 @@ class RequestTrace:
         return self._epoch_ns + int(at * 1e9)
 
 
-def _request_attributes(params: SamplingParams) -> Attributes:
+def _request_attributes(params: SamplingParams | None) -> Attributes:
     """Return the attributes of an arriving request, without parameters left to the model."""
-    given: Mapping[str, float | int | None] = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "max_tokens": params.max_tokens,
-        "frequency_penalty": params.frequency_penalty or None,
-        "presence_penalty": params.presence_penalty or None,
-        "choice.count": params.n,
-    }
+    given: Mapping[str, float | int | None] = (
+        {}
+        if params is None
+        else {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_tokens": params.max_tokens,
+            "frequency_penalty": params.frequency_penalty or None,
+            "presence_penalty": params.presence_penalty or None,
+            "choice.count": params.n,
+        }
+    )
     return {
         "gen_ai.provider.name": PROVIDER,
         **{f"gen_ai.request.{name}": value for name, value in given.items() if value is not None},

@@ -41,6 +41,7 @@ class RouterClient:
         self.stopped = asyncio.Event()
         self.state = RouterState()
         self.changed = asyncio.Event()
+        self.router: FrontEndRouter | None = None
         self.engine: RemoteEngine | None = None
         self._calls = itertools.count()
         self._results: dict[int, asyncio.Queue[Message]] = {}
@@ -102,8 +103,8 @@ class RouterClient:
             self.engine.fail(error)
 
     def _on_abort(self, order: AbortOrder) -> None:
-        if self.engine is not None:
-            self.engine.abort_where(order.applies_to)
+        if self.router is not None:
+            self.router.abort(order)
 
     def _on_item(self, call: int, value: Any) -> None:
         if call in self._results:
@@ -136,6 +137,7 @@ class FrontEndRouter(Router):
             routed.engine, start.prefix, client.send, lambda: self.text.tokenizer, shared_load
         )
         self._engine.is_draining = client.state.is_draining
+        client.router = self
 
     @property
     def num_streams(self) -> int:

@@ -282,12 +282,10 @@ async def _echo(
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     """Return the prompts, each a text or token ids. Raise InvalidValueError."""
-    prompt: Any = request.prompt
-    is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
-    prompts: list[str | list[int]] = [prompt] if is_one else prompt
+    prompts = request.prompts
     require_count("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
     for index, each in enumerate(prompts):
-        name = "prompt" if is_one else f"prompt[{index}]"
+        name = "prompt" if each is request.prompt else f"prompt[{index}]"
         if isinstance(each, str):
             require_count(name, len(each), 1, MAX_TEXT_CHARS, "characters")
         else:

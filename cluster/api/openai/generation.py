@@ -36,7 +36,10 @@ from cluster.api.openai.streams import (
     PendingOutputs,
     PromptOutput,
 )
+from cluster.replica.arrival import Arrival
+from cluster.replica.limits import check_model
 from cluster.replica.router import Router
+from specdec.engine.metrics.metrics import CHAT, TEXT_COMPLETION
 from specdec.types.deadline import Deadline
 from specdec.types.request import GenerateRequest
 
@@ -45,6 +48,10 @@ class GenerationRequest(Protocol):
     """Interface of the requests of all APIs that generate. Fields are as in `RequestModel`."""
 
     api_names: ClassVar[Mapping[str, str]]
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model, if there is one."""
 
     @property
     def priority(self) -> int:
@@ -67,12 +74,22 @@ def add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/chat/completions", responses=answers(ChatCompletion, "chunks"))
     async def chat_completions(body: ChatRequest, request: ApiRequest) -> Response:
         """Generate the next message of a chat, streamed with `stream`."""
-        return await generate_response(handler, prepare_chat, body, request, body.request_id)
+        return await generate_response(
+            handler, prepare_chat, body, request, body.request_id, num_choices=body.n or 1
+        )
 
     @routes.post("/v1/completions", responses=answers(Completion, "completions"))
     async def completions(body: CompletionRequest, request: ApiRequest) -> Response:
         """Complete a text, streamed with `stream`."""
-        return await generate_response(handler, prepare_completion, body, request, body.request_id)
+        return await generate_response(
+            handler,
+            prepare_completion,
+            body,
+            request,
+            body.request_id,
+            operation=TEXT_COMPLETION,
+            num_choices=len(body.prompts) * (body.n or 1),
+        )
 
     @routes.post("/v1/responses", responses=answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: ApiRequest) -> Response:
@@ -85,27 +102,28 @@ async def generate_response(
     prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
     body: Body,
     request: ApiRequest,
-    request_id: str | None = None,
+    request_id: str | list[str] | None = None,
+    *,
+    operation: str = CHAT,
+    num_choices: int = 1,
 ) -> Response:
     """Answer a request; abort it before the next step when the client disconnects.
 
-    prepare: validates the request and resolves everything before the first token. Raise the
-    engine's error for an invalid request, also before a stream starts.
+    prepare: validates the request and resolves everything before the first token. request_id: in
+    the body, or those of its prompts. num_choices: of all prompts. Raise the engine's error for an
+    invalid request, also before a stream starts.
     """
-    context = handler.context(request, request_id)
+    context = handler.context(request, request_id if isinstance(request_id, str) else None)
+    request_ids = context.request_id, *(request_id if isinstance(request_id, list) else ())
     get_names = request.get_names = partial(_names, body)
     router, watch = handler.get_router(), DisconnectWatch(request.scope, request.receive)
     response: Response | None = None
     try:
         with watch:
             handler.get_keys().check_priority(authorization_of(request), body.priority)
-            with context.deadline.enforce(), router.counting_refusal():
-                builder = await prepare(router, body, context)
-            if body.stream:
-                response = await _stream(handler, builder, context.deadline, get_names)
-            else:
-                outputs = _outputs(router, builder, context.deadline)
-                response = await _complete(builder, outputs)
+            router.require_model(model := check_model(body.model or ""))
+            arrival = router.arrive(request_ids, model, operation, num_choices)
+            response = await _respond(handler, prepare, body, context, arrival, get_names)
         if headers := warning_headers(context.warnings, get_names):
             response.headers.update(headers)
     except BaseException:
@@ -120,6 +138,24 @@ async def generate_response(
     return response
 
 
+async def _respond(
+    handler: RequestHandler,
+    prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
+    body: Body,
+    context: RequestContext,
+    arrival: Arrival,
+    get_names: Callable[[], Mapping[str, str]],
+) -> Response:
+    """Prepare a request that has arrived, and return its response."""
+    router, deadline = handler.get_router(), context.deadline
+    with arrival, deadline.enforce():
+        builder = await prepare(router, body, context)
+    generate = partial(_outputs, router, builder, arrival, deadline)
+    if body.stream:
+        return await _stream(handler, builder, generate, deadline, get_names)
+    return await _complete(builder, generate())
+
+
 def _names(body: GenerationRequest) -> Mapping[str, str]:
     """Return the client's names of fields, by the engine's."""
     return {**body.api_names, **body.sent_names()}
@@ -128,12 +164,13 @@ def _names(body: GenerationRequest) -> Mapping[str, str]:
 async def _stream(
     handler: RequestHandler,
     builder: ResponseBuilder,
+    generate: Callable[[Callable[[], None]], Outputs],
     deadline: Deadline,
     get_names: Callable[[], Mapping[str, str]],
 ) -> EventStream:
     """Return the response once the engine has admitted the requests, or raise their error."""
     interval_s = handler.get_router().config.sse_keep_alive_s
-    outputs = PendingOutputs(partial(_outputs, handler.get_router(), builder, deadline))
+    outputs = PendingOutputs(generate)
     await (outputs.wait_until_admitted() if interval_s else outputs.wait_for_first())
     events = _events(handler, builder, outputs, get_names)
     return EventStream(
@@ -144,12 +181,13 @@ async def _stream(
 def _outputs(
     router: Router,
     builder: ResponseBuilder,
+    arrival: Arrival,
     deadline: Deadline,
     on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
     """Return the outputs of a builder's requests; forced calls end at a repeated one."""
     calls = builder.calls
-    outputs = generate_outputs(router, calls, deadline, on_admitted)
+    outputs = generate_outputs(router, calls, arrival, deadline, on_admitted)
     if builder.forced_calls is None:
         return outputs
     return until_repeated(outputs, builder.forced_calls, calls[0].params.n)
@@ -158,6 +196,7 @@ def _outputs(
 def generate_outputs(
     router: Router,
     calls: Sequence[GenerateRequest],
+    arrival: Arrival,
     deadline: Deadline,
     on_admitted: Callable[[], None] | None = None,
 ) -> Outputs:
@@ -168,18 +207,22 @@ def generate_outputs(
     Its outputs raise the errors of the router and the engine, and `deadline.error`.
     """
     if len(calls) == 1:
-        return _one(router, 0, calls[0], deadline, on_admitted)
-    return _all(router, calls, deadline, on_admitted)
+        return _one(router, 0, calls[0], arrival, deadline, on_admitted)
+    parts = [(each, arrival.part(each)) for each in calls]  # now, so that no abort is missed
+    return _all(router, parts, deadline, on_admitted)
 
 
 async def _one(
     router: Router,
     index: int,
     call: GenerateRequest,
+    arrival: Arrival,
     deadline: Deadline,
     on_admitted: Callable[[], None] | None,
 ) -> Outputs:
-    started = await router.generate(call, deadline=deadline, on_admitted=on_admitted)
+    started = await router.generate(
+        call, arrival=arrival, deadline=deadline, on_admitted=on_admitted
+    )
     try:
         async for output in started.outputs:
             yield PromptOutput(index, output)
@@ -189,7 +232,7 @@ async def _one(
 
 async def _all(
     router: Router,
-    calls: Sequence[GenerateRequest],
+    calls: Sequence[tuple[GenerateRequest, Arrival]],
     deadline: Deadline,
     on_admitted: Callable[[], None] | None,
 ) -> Outputs:
@@ -203,9 +246,9 @@ async def _all(
         if on_admitted and num_admitted == len(calls):
             on_admitted()
 
-    async def run(index: int, call: GenerateRequest) -> None:
+    async def run(index: int, call: GenerateRequest, arrival: Arrival) -> None:
         try:
-            outputs = _one(router, index, call, deadline, on_admitted and count_admitted)
+            outputs = _one(router, index, call, arrival, deadline, on_admitted and count_admitted)
             async with aclosing(outputs):
                 async for each in outputs:
                     await queue.put(each)
@@ -213,7 +256,7 @@ async def _all(
         except Exception as error:
             await queue.put(error)
 
-    tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
+    tasks = [asyncio.create_task(run(index, *each)) for index, each in enumerate(calls)]
     num_running = len(tasks)
     try:
         while num_running:

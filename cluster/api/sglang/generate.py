@@ -83,8 +83,7 @@ async def prepare_generate(
     ids = _request_ids(request, context.request_id)
     models = [check_model(each) for each in request.of_each("lora_path", "")]
     for model in dict.fromkeys(models):
-        num_choices = sum(each.n or 1 for each in sampling)
-        check_batch_admission(router, model, len(prompts), num_choices)
+        check_batch_admission(router, model, len(prompts), request.num_choices)
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
     num_logprobs = 0
@@ -135,8 +134,7 @@ def _request_ids(request: GenerateRequest, default: str) -> list[str]:
     count = len(request.prompts)
     if isinstance(request.rid, list):
         return [check_request_id(each) for each in request.of_each("rid", "")]
-    name = default if request.rid is None else check_request_id(request.rid)
-    return [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
+    return [default] if count == 1 else [f"{default}_{index}" for index in range(count)]
 
 
 def _options(

@@ -26,6 +26,7 @@ from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from specdec.config.speculation.methods import other_method_names
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.metrics.metrics import TEXT_COMPLETION
 from specdec.types.errors import OverloadedError, UnauthenticatedError
 
 _ALGORITHMS = {ours: name for name, ours in other_method_names().items() if name.isupper()}
@@ -73,7 +74,15 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/generate")
     async def generate(body: GenerateRequest, request: ApiRequest) -> Response:
         """Complete one prompt or several, streamed with `stream`."""
-        return await generate_response(handler, prepare_generate, body, request)
+        return await generate_response(
+            handler,
+            prepare_generate,
+            body,
+            request,
+            body.rid,
+            operation=TEXT_COMPLETION,
+            num_choices=body.num_choices,
+        )
 
     @routes.get("/health_generate")
     async def health_generate(request: ApiRequest) -> Response:

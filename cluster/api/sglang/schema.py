@@ -135,6 +135,16 @@ class GenerateRequest(RequestModel):
     speculation: Speculation | None = option("speculation options of this request")
 
     @property
+    def model(self) -> str | None:
+        """The adapter of all prompts, if they have the same."""
+        return self.lora_path if isinstance(self.lora_path, str) else None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts. Raise InvalidValueError."""
+        return sum(each.n or 1 for each in self.of_each("sampling_params", SglSamplingParams()))
+
+    @property
     def is_batch(self) -> bool:
         """Return whether the response is a list."""
         if self.text is not None:

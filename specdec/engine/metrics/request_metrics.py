@@ -29,7 +29,7 @@ from specdec.engine.metrics.metrics import (
     TO_FIRST_TOKEN,
     Metrics,
 )
-from specdec.types.errors import AbortedError
+from specdec.types.errors import AbortedError, DeadlineExceededError, OverloadedError
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 LEFT = asyncio.CancelledError | GeneratorExit | AbortedError
 """Errors that count as an abort by the client."""
+
+_DEMAND = LEFT | OverloadedError | DeadlineExceededError
+"""Errors of requests that are demand though they are refused, unlike invalid ones."""
 
 
 class RequestMetrics:
@@ -60,16 +63,17 @@ class RequestMetrics:
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
         operation: str = TEXT_COMPLETION,
+        arrived_at: float | None = None,
     ) -> None:
         """Start at the request's arrival. clock: also the clock of `on_output`'s times.
 
-        operation: CHAT or TEXT_COMPLETION.
+        operation: CHAT or TEXT_COMPLETION. arrived_at: by `clock`; None for now.
         """
         self._request_id = request_id
         self._metrics = metrics
         self._clock = clock
         self._operation = operation
-        self.arrived_at = clock()
+        self.arrived_at = clock() if arrived_at is None else arrived_at
         self.queued_at: float | None = None
         self.scheduled_at: float | None = None
         self.first_at: float | None = None
@@ -145,11 +149,13 @@ class RequestMetrics:
         self._observe_error(error)
         self._log_end(reason_of(error), self._clock())
 
-    def on_refused(self, error: BaseException) -> None:
-        """Record a request that never reached the engine.
+    def on_refused(self, error: BaseException, num_choices: int) -> None:
+        """Record a request that never reached the engine. It counts as received if it is demand.
 
         Counts aborts only: errors are counted where they are returned to the client.
         """
+        if isinstance(error, _DEMAND):
+            self._metrics.num_requests += num_choices
         if isinstance(error, LEFT):
             self.on_broken_off(error)
         else:

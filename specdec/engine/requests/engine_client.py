@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from specdec.config.engine import EngineConfig
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.output_streams import OutputStream, OutputStreams
-from specdec.engine.requests.preparations import Preparation, Preparations
+from specdec.engine.requests.preparations import Preparation
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
@@ -41,7 +41,6 @@ class EngineClient(ABC):
         self.config = config
         self._get_tokenizer = get_tokenizer
         self._streams = OutputStreams(prefix)
-        self._preparations = Preparations()
 
     @abstractmethod
     def _add(self, request: EngineRequest, *, is_silent: bool) -> asyncio.Future[None]:
@@ -142,17 +141,12 @@ class EngineClient(ABC):
         """
         self.config.require_room(self.num_sequences, num_choices)
 
-    def prepare(self, request_id: str, caller: Caller) -> Preparation:
-        """Register a request before its stream is opened, so that an abort ends it."""
-        return self._preparations.begin(request_id, caller)
-
     def abort(self, request_id: str) -> None:
         """End the requests with this id, which then raise AbortedError."""
         self.abort_where(lambda each, caller: each == request_id)
 
     def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End requests likewise. is_ended: of a request's id and its caller."""
-        self._preparations.abort(is_ended)
         self._streams.abort(is_ended)
 
 

@@ -11,22 +11,22 @@ from specdec.types.request import OWN_PROCESS, Caller
 
 
 class Preparation(CancelScope):
-    """A request that is prepared; its id need not be unique.
+    """A request that is prepared; its ids need not be unique.
 
     As a context manager its abort ends the body. What cannot be ended calls `require_alive` later.
     """
 
     def __init__(
         self,
-        request_id: str,
+        *request_ids: str,
         caller: Caller = OWN_PROCESS,
         among: WeakSet[Preparation] | None = None,
     ) -> None:
         """caller: may abort it. among: where it is registered until it ends, if anywhere."""
-        super().__init__(lambda: AbortedError(request_id))
+        super().__init__(lambda: AbortedError(*request_ids))
         self._among = WeakSet[Preparation]() if among is None else among
         self._among.add(self)
-        self.request_id = request_id
+        self.request_ids = request_ids
         self.caller = caller
         self.is_aborted = False
 
@@ -42,21 +42,21 @@ class Preparation(CancelScope):
     def require_alive(self) -> None:
         """Raise AbortedError if the request was aborted."""
         if self.is_aborted:
-            raise AbortedError(self.request_id)
+            raise AbortedError(*self.request_ids)
 
 
 class Preparations:
     """The preparations of one event loop, each until its request ends or drops it."""
 
     def __init__(self) -> None:
-        self._open = WeakSet[Preparation]()
+        self.open = WeakSet[Preparation]()
 
     def begin(self, request_id: str, caller: Caller = OWN_PROCESS) -> Preparation:
         """Register a request that arrives."""
-        return Preparation(request_id, caller, self._open)
+        return Preparation(request_id, caller=caller, among=self.open)
 
     def abort(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End preparations. is_ended: of a request's id and caller."""
-        for each in tuple(self._open):
-            if is_ended(each.request_id, each.caller):
+        for each in tuple(self.open):
+            if any(is_ended(request_id, each.caller) for request_id in each.request_ids):
                 each.abort()

@@ -12,6 +12,7 @@ from cluster.replica.tracing import StepSeconds
 from specdec.engine.metrics.metrics import (
     ABORTED,
     BATCH_SIZE,
+    CHAT,
     DRAFT_TIME,
     ITERATION_TOKENS,
     REQUEST_DURATION,
@@ -29,8 +30,8 @@ class RecordingTracing:
         self.calls, self.ended = [], []
         self.is_closed = False
 
-    def begin(self, request_id, model, params, clock, operation):
-        self.calls.append((request_id, model, params, operation))
+    def begin(self, request_id, model, params, clock, operation, arrived_at):
+        self.calls.append((request_id, model, params, operation, arrived_at))
         return SimpleNamespace(end=lambda at, last, error_type: self.ended.append(error_type))
 
     def close(self):
@@ -78,13 +79,13 @@ def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tra
 
 def test_requests_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):
     params = SamplingParams(max_tokens=3)
-    measured = instrumentation.begin("mine", "m", params, is_chat=True)
+    measured = instrumentation.begin("mine", "m", params, CHAT, 9.0)
     measured.on_broken_off(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     [(operation, durations)] = metrics.server_latencies[REQUEST_DURATION].items()
     assert (operation, list(durations)) == ("chat", [ABORTED])
     if tracing is not None:
-        assert (tracing.calls, tracing.ended) == ([("mine", "m", params, "chat")], [ABORTED])
+        assert (tracing.calls, tracing.ended) == ([("mine", "m", params, CHAT, 9.0)], [ABORTED])
 
 
 def test_closing_exports_the_remaining_traces(instrumentation, tracing):

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.replica.lifecycle import Loading, Serving
-from cluster.replica.orders import AbortOrder
 from specdec.engine.lifecycle import SpeculationSettings
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.reports.stats import AdaptersInUse, EngineReport, EngineStats
-from specdec.types.request import Caller
 
 GONE = TargetFailedError("gone")
 CONTROL = SpeculationControl("off", threshold=8, num_speculative_tokens=3)
@@ -28,7 +26,6 @@ async def test_a_loading_replica_refuses_requests_and_has_none_to_wait_for():
     loading = Loading("r1", SpeculationSettings(None))
     with pytest.raises(NotReadyError, match="still loading"):
         loading.running_engine()
-    loading.abort(AbortOrder("r", Caller("ann")))
     await loading.check_models()
     await loading.drain(60.0)
     await loading.close()

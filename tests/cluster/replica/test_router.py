@@ -15,6 +15,7 @@ from cluster.api.base.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.api.grpc.status import StreamFailedError
 from cluster.config.serve_config import ServeConfig
+from cluster.replica.orders import AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
 from cluster.workers.ray.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
@@ -26,7 +27,7 @@ from specdec.types.errors import (
     OverloadedError,
     UnknownModelError,
 )
-from specdec.types.request import GenerateRequest
+from specdec.types.request import Caller, GenerateRequest
 from specdec.types.sampling.sampling_params import SamplingDefaults, SamplingParams
 from tests.cluster.serving import serve_on
 from tests.specdec.engines import engine_config
@@ -130,6 +131,12 @@ async def test_demand_is_what_is_refused_for_overload_but_not_what_is_invalid(ti
     assert await count(OverloadedError, params=SamplingParams(n=2)) == 2
     assert await count(InvalidValueError, params=SamplingParams(n=5)) == 0
     assert await count(UnknownModelError, model="other") == 0
+
+
+def test_an_abort_while_the_models_load_ends_nothing(tiny_model_dir):
+    config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
+    router = ReplicaRouter(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    router.abort(AbortOrder("r", Caller()))
 
 
 async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):

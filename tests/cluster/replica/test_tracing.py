@@ -42,7 +42,8 @@ def headers():
 
 def begun(tracing, clock=None, request_id="r"):
     """Return the trace of a completion for the served model."""
-    return tracing.begin(request_id, "", PARAMS, clock or Clock(), "text_completion")
+    clock = clock or Clock()
+    return tracing.begin(request_id, "", PARAMS, clock, "text_completion", clock())
 
 
 def spans(exporter):
@@ -142,12 +143,14 @@ def seconds(span):
 
 
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
-    trace = tracing.begin("r", "other", SamplingParams(), Clock(), "chat")
+    clock = Clock()
+    trace = tracing.begin("r", "other", None, clock, "chat", clock() - 2.0)
     measured = TracedRequest("r", Metrics(), Clock(), trace=trace)
-    measured.on_refused(OverloadedError("full"))
+    measured.on_refused(OverloadedError("full"), 1)
     made = spans(exporter)
     assert list(made) == ["prepare", "chat tiny"]
     root = made["chat tiny"]
+    assert seconds(made["prepare"]) == seconds(root) == 2.0, "from its arrival on"
     assert root.status.status_code is StatusCode.ERROR
     assert root.attributes["error.type"] == "OverloadedError"
     assert root.attributes["gen_ai.request.model"] == "other"
@@ -314,7 +317,7 @@ def test_the_usage_of_a_resumed_request_is_what_it_generated(tracing, exporter):
 def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
     metrics = Metrics()
     measured = TracedRequest("r", metrics, Clock(), trace=begun(tracing))
-    measured.on_refused(asyncio.CancelledError())
+    measured.on_refused(asyncio.CancelledError(), 1)
     assert metrics.ended[ABORTED] == 1
     assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED
 

@@ -12,6 +12,7 @@ import pytest
 
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.requests.outputs import StepOutputs
+from specdec.engine.requests.preparations import Preparations
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
@@ -22,7 +23,6 @@ from specdec.types.errors import (
     TargetFailedError,
 )
 from specdec.types.messages import VerifiedRow
-from specdec.types.request import OWN_PROCESS
 from tests.specdec.engine.requests.test_remote_streams import Sink
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 from tests.waiting import eventually
@@ -203,11 +203,12 @@ async def test_leaving_a_stream_aborts_its_request(loop, target):
 
 
 async def test_an_open_stream_has_no_preparation(loop):
-    preparation = loop.prepare("r", OWN_PROCESS)
+    preparations = Preparations()
+    preparation = preparations.begin("r")
     async with aclosing(loop.generate(request("r", PROMPT), None, preparation)) as outputs:
         await anext(outputs)
-        assert not loop._preparations._open
-        loop.abort("r")
+        assert not preparations.open
+        preparations.abort(lambda *_: True)
         assert not preparation.is_aborted
 
 

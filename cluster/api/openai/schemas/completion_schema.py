@@ -75,6 +75,13 @@ class CompletionRequest(SamplingFields):
     response_format: ResponseFormat | None = option("required format of the text")
     json_schema: str | None = option("SGLang's name of guided_json")
 
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids."""
+        prompt: Any = self.prompt
+        is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+        return [prompt] if is_one else prompt
+
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
         super().check_together()

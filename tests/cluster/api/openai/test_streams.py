@@ -35,7 +35,7 @@ class Counting:
         self.failing = failing
         self.open = set()
 
-    async def generate(self, call, deadline, on_admitted):
+    async def generate(self, call, arrival, deadline, on_admitted):
         if call.prompt in self.failing:
             raise OverloadedError("full")
         return Generation("r", 0, self._count(call.prompt, on_admitted))
@@ -56,10 +56,17 @@ def calls(*prompts):
     return [GenerateRequest(prompt, SamplingParams()) for prompt in prompts]
 
 
+ARRIVAL = SimpleNamespace(part=lambda call: ARRIVAL)
+
+
+def started(router, *prompts):
+    return generate_outputs(router, calls(*prompts), ARRIVAL, Deadline.after(10))
+
+
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b", "c")])
 async def test_outputs_of_each_prompt_are_in_order(prompts):
     router = Counting()
-    found = [each async for each in generate_outputs(router, calls(*prompts), Deadline.after(10))]
+    found = [each async for each in started(router, *prompts)]
     for index, prompt in enumerate(prompts):
         outputs = [each.output for each in found if each.prompt == index]
         assert outputs == [f"{prompt}{number}" for number in range(3)]
@@ -69,7 +76,7 @@ async def test_outputs_of_each_prompt_are_in_order(prompts):
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
 async def test_closing_aborts_all(prompts):
     router = Counting()
-    async with aclosing(generate_outputs(router, calls(*prompts), Deadline.after(10))) as outputs:
+    async with aclosing(started(router, *prompts)) as outputs:
         await anext(outputs)
         assert router.open
     assert router.open == set()
@@ -78,13 +85,13 @@ async def test_closing_aborts_all(prompts):
 async def test_the_first_error_ends_all():
     router = Counting(pause_s=0.01, failing=("b",))
     with pytest.raises(OverloadedError):
-        [each async for each in generate_outputs(router, calls("a", "b"), Deadline.after(10))]
+        [each async for each in started(router, "a", "b")]
     assert router.open == set()
 
 
 async def test_chained_closes_its_source():
     router = Counting()
-    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    outputs = started(router, "a")
     first = await anext(outputs)
     async with aclosing(chained(first, outputs)) as chain:
         assert await anext(chain) == PromptOutput(0, "a0")
@@ -179,7 +186,7 @@ async def test_an_error_of_the_work_is_raised():
 @pytest.mark.parametrize("disconnects_after_s", [0.02, 10])
 async def test_a_stream_releases_its_lease_and_closes_its_source(disconnects_after_s):
     router, released = Counting(pause_s=0.02), []
-    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    outputs = started(router, "a")
     first = await anext(outputs)
 
     async def events():
@@ -199,7 +206,7 @@ async def test_a_stream_releases_its_lease_and_closes_its_source(disconnects_aft
 
 async def test_a_stream_that_never_started_is_closed_too():
     router = Counting(pause_s=0.02)
-    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    outputs = started(router, "a")
     first = await anext(outputs)
 
     async def events():
@@ -218,7 +225,7 @@ async def test_a_stream_that_never_started_is_closed_too():
 async def test_a_stream_ends_when_the_client_stops_reading():
     router, released = Counting(), []
     deadline = Deadline.after(0.02)
-    outputs = generate_outputs(router, calls("a"), deadline)
+    outputs = generate_outputs(router, calls("a"), ARRIVAL, deadline)
     first = await anext(outputs)
 
     async def events():

@@ -130,7 +130,7 @@ def test_the_latencies_of_a_server_follow_opentelemetry(metrics):
         request = begun()
         for at, each in enumerate(finish_reasons, 101):
             request.on_output(output(each)._replace(num_output_tokens=len(finish_reasons)), at)
-    begun().on_refused(ValueError("malformed"))
+    begun().on_refused(ValueError("malformed"), 1)
     begun().on_broken_off(GeneratorExit())
     found = {
         (name, operation, error): (sum(counts.counts), counts.total)

@@ -44,4 +44,4 @@ def test_requests_that_have_ended_are_forgotten():
     preparations = Preparations()
     preparations.begin("r")
     gc.collect()
-    assert not preparations._open
+    assert not preparations.open
