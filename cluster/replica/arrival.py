@@ -1,4 +1,4 @@
-"""Requests from their arrival until their streams are open."""
+"""Requests from their arrival on, with their measurements."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cluster.replica.instrumentation import Instrumentation
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.preparations import Preparation
 from specdec.types.request import GenerateRequest
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 
 
@@ -42,6 +43,11 @@ class Arrival(Preparation):
         """Return the measurements of the call that the request has become."""
         self._measured = self._begin(request_id, model, params)
         return self._measured
+
+    def on_choice_end(self, output: EngineOutput, longest: int) -> None:
+        """See RequestMetrics."""
+        assert self._measured is not None, "an output of no call"
+        self._measured.on_choice_end(output, longest)
 
     def part(self, call: GenerateRequest) -> Arrival:
         """Return the arrival of one of several calls that the request has become."""

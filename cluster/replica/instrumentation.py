@@ -109,6 +109,15 @@ class TracedRequest(RequestMetrics):
         super().on_output(output, at)
         if is_first:
             self._trace.on_first_output(at)
+        self._trace_end(output, at)
+
+    def on_choice_end(self, output: EngineOutput, longest: int) -> None:
+        """See RequestMetrics."""
+        if not self._has_ended:
+            super().on_choice_end(output, longest)
+            self._trace_end(output, self._clock())
+
+    def _trace_end(self, output: EngineOutput, at: float) -> None:
         if output.finish_reason is not None:
             self._trace.on_choice_end(output.choice, output.finish_reason.value)
             if output.is_last:

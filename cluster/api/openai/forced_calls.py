@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from cluster.api.openai.conversation import ToolUse
@@ -15,15 +16,20 @@ OUTPUT_INTERVAL = 16
 
 
 async def until_repeated(
-    outputs: AsyncGenerator[PromptOutput, None], tools: ToolUse, num_choices: int
+    outputs: AsyncGenerator[PromptOutput, None],
+    tools: ToolUse,
+    num_choices: int,
+    on_end: Callable[[EngineOutput, int], None],
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of one prompt; those of a choice up to the call that repeats another.
 
     The last token is the one that completes the repeated call, however many an output has. Tokens
     after it do not count. Close `outputs`, which aborts the request, once no choice goes on.
+
+    on_end: called with the last output of a choice, and the tokens of the longest choice so far.
     """
     parsers = dict[int, UniqueCalls]()
-    going_on, num_tokens = set(range(num_choices)), 0
+    going_on, num_tokens = set(range(num_choices)), Counter[int]()
     async with aclosing(outputs):
         async for each in outputs:
             output = each.output
@@ -33,12 +39,17 @@ async def until_repeated(
             output = _up_to_repeated(output, parser)
             if parser.has_ended or output.finish_reason is not None:
                 going_on.remove(output.choice)
-            num_tokens += len(output.token_ids)
+            num_tokens[output.choice] += len(output.token_ids)
             is_last = not (going_on or parser.has_ended)
-            output = output._replace(num_output_tokens=num_tokens, is_last=is_last)
+            output = output._replace(num_output_tokens=num_tokens.total(), is_last=is_last)
+            end = _end(output, is_last=not going_on) if parser.has_ended else output
+            if end.finish_reason is not None:
+                on_end(end, max(num_tokens.values()))
+            if not going_on:
+                await outputs.aclose()  # before the client reads: nothing is measured after the end
             yield PromptOutput(each.prompt, output)
             if parser.has_ended:
-                yield PromptOutput(each.prompt, _end(output, is_last=not going_on))
+                yield PromptOutput(each.prompt, end)
             if not going_on:
                 return
 

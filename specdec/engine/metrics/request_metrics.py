@@ -117,7 +117,19 @@ class RequestMetrics:
         if self._num_tokens is not None:
             self._num_tokens[output.choice] += len(output.token_ids)
         if output.is_last and output.finish_reason is not None:
-            self._on_end(output, output.finish_reason.value, at)
+            counts = self._num_tokens
+            num_tokens = output.num_output_tokens - self._num_resumed
+            longest = num_tokens if counts is None else max(counts.values())
+            self._on_end(output, longest, at)
+
+    def on_choice_end(self, output: EngineOutput, longest: int) -> None:
+        """Record the last output of a choice for its reader, who may end it before the engine.
+
+        longest: tokens of the longest choice so far.
+        """
+        if not self._has_ended and output.is_last:
+            self._last, self._num_tokens_since = output, 0
+            self._on_end(output, longest, self._clock())
 
     def on_token(self, at: float) -> None:
         """Record a further output of the only choice that is one token, as `on_output` does."""
@@ -172,17 +184,17 @@ class RequestMetrics:
             values[PREFILL_TIME] = at - self.scheduled_at
         self._metrics.observe(values)
 
-    def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
+    def _on_end(self, output: EngineOutput, longest: int, at: float) -> None:
         assert self.first_at is not None, "an end without a token"
+        assert output.finish_reason is not None, "the last output has one"
         self._has_ended = True
-        counts, num_tokens = self._num_tokens, output.num_output_tokens - self._num_resumed
-        longest = num_tokens if counts is None else max(counts.values())
+        reason = output.finish_reason.value
         decode_s = at - self.first_at
         values: dict[str, float] = {
             END_TO_END: at - self.arrived_at,
             DECODE_TIME: decode_s,
             PROMPT_TOKENS: output.num_prompt_tokens,
-            GENERATION_TOKENS: num_tokens,
+            GENERATION_TOKENS: output.num_output_tokens - self._num_resumed,
             MAX_GENERATION_TOKENS: longest,
             TIME_PER_OUTPUT_TOKEN: decode_s / max(1, longest - 1),
         }

@@ -18,7 +18,7 @@ from cluster.replica.instrumentation import TracedRequest
 from cluster.replica.tracing import PHASES
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.metrics.metrics import ABORTED, Metrics
+from specdec.engine.metrics.metrics import ABORTED, MAX_GENERATION_TOKENS, Metrics
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
@@ -312,6 +312,24 @@ def test_the_usage_of_a_resumed_request_is_what_it_generated(tracing, exporter):
     measured.on_resumed(4)
     measured.on_output(output(FinishReason.STOP)._replace(is_last=True), 101.0)
     assert spans(exporter)["text_completion tiny"].attributes["gen_ai.usage.output_tokens"] == 2
+
+
+def test_a_reader_may_end_a_request_before_the_engine(tracing, exporter):
+    metrics = Metrics()
+    measured = TracedRequest("r", metrics, Clock(), trace=begun(tracing))
+    measured.on_queued(SamplingParams(n=2), 9)
+    measured.on_output(output(), 101.0)
+    measured.on_output(output(FinishReason.LENGTH, choice=1), 101.0)
+    end = output(FinishReason.STOP)._replace(num_output_tokens=3)
+    for is_last in (False, True, True):
+        measured.on_choice_end(end._replace(is_last=is_last), 2)
+    measured.on_broken_off(GeneratorExit())
+    assert (metrics.ended["stop"], metrics.ended[ABORTED]) == (1, 0)
+    assert metrics[MAX_GENERATION_TOKENS].read().total == 2
+    root = spans(exporter)["text_completion tiny"]
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
+    assert root.attributes["gen_ai.usage.output_tokens"] == 3
+    assert "error.type" not in root.attributes
 
 
 def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):

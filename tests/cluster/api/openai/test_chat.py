@@ -291,33 +291,6 @@ async def test_a_forced_call_has_arguments_that_match_the_schema(http, unjoined,
     assert json.loads(arguments)["who"] in ("baker", "river")
 
 
-ONE_CALL = {"type": "object", "properties": {"who": {"const": "baker"}}, "required": ["who"],
-            "additionalProperties": False}  # fmt: skip
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_required_calls_end_before_one_that_repeats_another(http, tokenizer, stream):
-    """The grammar allows 128 calls, and the only possible one is repeated."""
-    tools = [{"type": "function", "function": {"name": "ask", "parameters": ONE_CALL}}]
-    no_end = {"logit_bias": {str(tokenizer.end_token_id): -100}}
-    body = {**CHAT, **no_end, "tools": tools, "tool_choice": "required", "stream": stream}
-    response = await http.post(URL, json={**body, "max_tokens": 160})
-    assert response.status_code == 200, response.text
-    if stream:
-        deltas = [each["choices"][0] for each in events(response)]
-        assert deltas[-1]["matched_stop"] is None
-        calls = [call for each in deltas for call in each["delta"].get("tool_calls", [])]
-        assert {call["index"] for call in calls} == {0}
-        reason = deltas[-1]["finish_reason"]
-    else:
-        [answer] = response.json()["choices"]
-        assert len(answer["message"]["tool_calls"]) == 1
-        assert response.json()["usage"]["completion_tokens"] < 150
-        assert answer["matched_stop"] is None
-        reason = answer["finish_reason"]
-    assert reason == "tool_calls"
-
-
 async def test_a_call_that_is_cut_leaves_no_beginning_in_the_content():
     tools = [TOOL]
     request = ChatRequest(**{**CHAT, "tools": tools})

@@ -68,6 +68,10 @@ def output(text, choice=0, reason=None):
     return EngineOutput("r", (1,), text, reason, 3, 5, SpeculationStats(), choice=choice)
 
 
+def ignored(*_):
+    pass
+
+
 async def outputs(closed, *given):
     try:
         for each in given:
@@ -87,7 +91,14 @@ async def test_generation_ends_once_no_choice_goes_on():
         output("", 1, FinishReason.STOP),
         output("never", 0),
     ]
-    found = [each.output async for each in until_repeated(outputs(closed, *given), tools, 2)]
+    found, ends = [], []
+
+    def on_end(each, longest):
+        ends.append((each.choice, each.is_last, each.num_output_tokens, longest))
+
+    async for each in until_repeated(outputs(closed, *given), tools, 2, on_end):
+        found.append(each.output)
+        assert closed == [True] * each.output.is_last, "nothing comes after the end"
     assert [(each.choice, each.finish_reason) for each in found] == [
         (0, None),
         (1, None),
@@ -97,13 +108,14 @@ async def test_generation_ends_once_no_choice_goes_on():
     ]
     assert [each.is_last for each in found] == [False, False, False, False, True]
     assert [each.num_output_tokens for each in found] == [1, 2, 3, 3, 4]
-    assert closed == [True]
+    assert ends == [(0, False, 3, 2), (1, True, 4, 2)]
 
 
 async def test_a_limit_of_length_at_a_repeated_call_is_none():
     tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     given = output(texts(("a", 1), ("a", 1)), 0, FinishReason.LENGTH)
-    cut, end = [each.output async for each in until_repeated(outputs([], given), tools, 1)]
+    ended = until_repeated(outputs([], given), tools, 1, ignored)
+    cut, end = [each.output async for each in ended]
     assert (cut.finish_reason, cut.is_last) == (None, False)
     assert (end.finish_reason, end.is_last) == (FinishReason.STOP, True)
 
@@ -126,7 +138,8 @@ async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(inter
         )
         for start in range(0, len(text), interval)
     ]
-    found = [each.output async for each in until_repeated(outputs([], *given), tools, 1)]
+    ended = until_repeated(outputs([], *given), tools, 1, ignored)
+    found = [each.output async for each in ended]
     token_ids = [token for each in found for token in each.token_ids]
     kept = texts(("a", 1), ("a", 2), ("a", 1)).rindex("1}") + len("1}")
     assert "".join(map(chr, token_ids)) == "".join(each.text for each in found) == text[:kept]
