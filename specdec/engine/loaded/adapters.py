@@ -301,10 +301,8 @@ class Adapters:
         adapter = self._adapters[adapter_id]
         adapter.num_generated_tokens += num_tokens
         adapter.speculation = adapter.speculation.after_draft(drafted, accepted)
-        name = adapter.file.name
-        if name not in self._counted and len(self._counted) >= MAX_COUNTED_NAMES:
-            name = OTHER_ADAPTERS
-        tokens, speculation = self._counted.get(name, (0, SpeculationStats()))
+        name = adapter.file.name if adapter.file.name in self._counted else OTHER_ADAPTERS
+        tokens, speculation = self._counted[name]
         self._counted[name] = tokens + num_tokens, speculation.after_draft(drafted, accepted)
 
     def add_to(self, counts: Counts) -> None:
@@ -349,6 +347,9 @@ class Adapters:
         """Name an adapter that all ranks have, in place of another one of its name."""
         adapter_id, name, is_new = adapter.adapter_id, adapter.file.name, self._is_new(adapter)
         adapter.is_loaded = True
+        if name not in self._counted:
+            counted_as = name if len(self._counted) < MAX_COUNTED_NAMES else OTHER_ADAPTERS
+            self._counted.setdefault(counted_as, (0, SpeculationStats()))
         logger.info(
             "adapter %s is loaded from %s", name, " and ".join(filter(None, adapter.sources))
         )

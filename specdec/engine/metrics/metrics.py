@@ -21,6 +21,13 @@ ABORTED = "abort"
 AUDIT_OUTCOMES = ("equal", "tie", "impossible", "failed", "dropped")
 """Results of audits: those of a comparison, an error, and an engine that was never idle."""
 
+FAILURE_CODES = (
+    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION", "INTERNAL"),
+    *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
+    *("UNAUTHENTICATED", "UNAVAILABLE"),
+)
+"""The gRPC status codes of calls that end in an error."""
+
 FIRST_TOKEN = "time_to_first_token_seconds"
 INTER_TOKEN = "inter_token_latency_seconds"
 END_TO_END = "e2e_request_latency_seconds"
@@ -192,7 +199,7 @@ class Metrics:
         self._server_latencies: dict[tuple[str, str, str], Histogram] = {}
         self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._num_tokens = 0  # up to the last step
-        self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
+        self.failed = Counter(dict.fromkeys(FAILURE_CODES, 0))  # calls by status code
         self.num_receipts = 0
         self.audits = Counter(dict.fromkeys(AUDIT_OUTCOMES, 0))  # audited answers
         self.num_audited_tokens = 0
@@ -228,7 +235,7 @@ class Metrics:
         self.ended[finish_reason] += 1
 
     def count_failure(self, code: Enum) -> None:
-        """Count a call that ended in an error, by the name of its gRPC status code."""
+        """Count a call that ended in an error, by its gRPC status code."""
         self.failed[code.name] += 1
 
     def count_audit(self, outcome: str, num_tokens: int = 0) -> None:

@@ -7,7 +7,8 @@ import pytest
 from grpc import StatusCode
 from starlette.requests import ClientDisconnect
 
-from cluster.api.base.errors import INTERNAL_MESSAGE, ErrorStatus, status_of
+from cluster.api.base.errors import _RULES, INTERNAL_MESSAGE, ErrorStatus, status_of
+from specdec.engine.metrics.metrics import FAILURE_CODES
 from specdec.types import errors
 from specdec.types.errors import (
     AbortedError,
@@ -135,3 +136,8 @@ def test_unknown_model_names_both():
     message = str(UnknownModelError("x" * 500, "tiny"))
     assert "tiny" in message
     assert len(message) < 200
+
+
+def test_the_counter_of_each_code_begins_with_the_process():
+    """Else a rate omits the failures of the first scrape that has any."""
+    assert {each.grpc_code.name for each in _RULES.values()} == {*FAILURE_CODES}

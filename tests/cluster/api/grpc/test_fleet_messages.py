@@ -3,7 +3,7 @@
 from grpc import StatusCode
 
 from specdec.client import Counts, HistogramCounts
-from specdec.engine.metrics.metrics import Metrics
+from specdec.engine.metrics.metrics import FAILURE_CODES, Metrics
 from specdec.types.reports.stats import SpeculationStats
 
 
@@ -75,7 +75,7 @@ def test_engine_requests_and_models_are_counted_together():
         drafted_by_method={"ngram": (10, 10, 10)},
         accepted_by_method={"ngram": (9, 7, 4)},
         ended={"stop": 1, "length": 0, "abort": 0},
-        failed={"INTERNAL": 1},
+        failed=dict.fromkeys(FAILURE_CODES, 0) | {"INTERNAL": 1},
         num_preemptions=2,
         num_target_restarts=1,
         num_draft_restarts=2,

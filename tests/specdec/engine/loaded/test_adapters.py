@@ -302,6 +302,9 @@ def test_the_number_of_counted_names_is_bounded(ranks):
     for index in range(MAX_COUNTED_NAMES + 5):
         adapter_id = load(adapters, f"a{index}")
         adapters.advance(ranks, ())
+        adapters.add_to(counts)
+        if index <= MAX_COUNTED_NAMES:
+            assert [*counts.tokens_by_adapter.values()][-1] == 0, "before its first token"
         adapters.record(adapter_id, 2, 3, 1)
         adapters.unload(f"a{index}")
         adapters.advance(ranks, ())

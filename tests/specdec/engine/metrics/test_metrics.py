@@ -167,7 +167,8 @@ def test_sums_of_several_processes_never_decrease(metrics):
 def test_failures_are_counted_by_status_code(metrics):
     for code in (StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.INTERNAL):
         metrics.count_failure(code)
-    assert metrics.failed == {"INTERNAL": 2, "UNAVAILABLE": 1}
+    counted = {"INTERNAL": 2, "UNAVAILABLE": 1}
+    assert metrics.counts.failed == dict.fromkeys(names.FAILURE_CODES, 0) | counted
 
 
 @pytest.mark.parametrize(("max_tokens", "observed"), [(9, (1, 9)), (None, (0, 0))])
