@@ -15,7 +15,7 @@ from specdec.engine.receipts.issuing import Answer
 from specdec.engine.receipts.report import ChoiceReport, ReceiptReport
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.replays import comparison_in, replay_request
-from specdec.types.errors import NotReadyError, SpecdecError
+from specdec.types.errors import NotReadyError
 from specdec.types.messages import Logprobs
 from specdec.types.sampling.sampling_spec import Replay
 
@@ -55,7 +55,7 @@ class Auditor:
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End the task; the answers that wait are not audited, and count as dropped."""
+        """End the task; the answers that it has not audited count as dropped."""
         for _ in self._waiting:
             self._metrics.count_audit(_DROPPED)
         self._waiting.clear()
@@ -75,7 +75,10 @@ class Auditor:
                     await asyncio.sleep(random.uniform(*_RETRY_S))
             except NotReadyError:  # the engine has begun to stop
                 self._metrics.count_audit(_DROPPED)
-            except SpecdecError as error:
+            except asyncio.CancelledError:
+                self._metrics.count_audit(_DROPPED)
+                raise
+            except Exception as error:
                 # Not its text, which may quote tokens.
                 logger.warning(
                     "audit of request %s: %s", answer.request.request_id, type(error).__name__

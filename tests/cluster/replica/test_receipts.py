@@ -318,18 +318,31 @@ async def test_audits_that_cannot_run_are_counted(routers, monkeypatch):
         router.auditor.add(Answer(EngineRequest((5,), ALONE, seed=5)))
     assert router.metrics.audits["dropped"] == 2
     await router.auditor.close()
-    dropped = router.metrics.audits["dropped"]
-    assert dropped >= 2 + MAX_WAITING - 1, "one may have run"
+    assert router.metrics.audits["dropped"] == 2 + MAX_WAITING
     broken = answer_of(())
     broken.outputs[0] = array("i", [10**6, 5])  # no token of the model
     with monkeypatch.context() as patch:
-        patch.setattr(router.auditor, "_get_client", lambda: raise_error(NotReadyError("it stops")))
-        router.auditor.add(broken)
-        audits = router.metrics.audits
-        await eventually(lambda: audits["dropped"] > dropped)
-    assert (audits["dropped"], audits["failed"]) == (dropped + 1, 0)
+        for error, outcome in ((NotReadyError("it stops"), "dropped"), (KeyError("bug"), "failed")):
+            patch.setattr(router.auditor, "_get_client", partial(raise_error, error))
+            before = router.metrics.audits.copy()
+            for _ in range(2):
+                router.auditor.add(broken)
+            assert (await audited(router, before.total() + 2))[outcome] == before[outcome] + 2
+    before = router.metrics.audits.copy()
     router.auditor.add(broken)
-    await eventually(lambda: audits["failed"])
+    assert (await audited(router, before.total() + 1))["failed"] == before["failed"] + 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_audit_that_is_cut_by_the_end_is_counted(routers, monkeypatch):
+    router, engine = routers["audit"], Interrupted()
+    before = router.metrics.audits["dropped"]
+    monkeypatch.setattr(router.auditor, "_get_client", lambda: engine)
+    router.auditor.add(answer_of(await outputs_of(routers["key"], params=ALONE)))
+    while not engine.num_sequences:
+        await asyncio.sleep(0)
+    await router.auditor.close()
+    assert (engine.was_left, router.metrics.audits["dropped"]) == (True, before + 1)
 
 
 @pytest.mark.parametrize("settings", [{"audit_share": 1.5}, {"receipt_key_file": __file__}])
