@@ -56,7 +56,7 @@ def verify(
     device: str,
     as_json: bool,
 ) -> None:
-    """Verify RECEIPT, a file with the receipt of an answer as JSON; - reads stdin.
+    """Verify RECEIPT, a JSON file with a receipt or an OpenAI answer that has one; - reads stdin.
 
     One pass over prompt and answer compares each token with the one that the model samples with
     the receipt's seed and parameters. Exit code 0: all are equal, or ties within the tolerance.

@@ -174,10 +174,16 @@ class Receipt:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Receipt:
-        """Read JSON of `to_mapping`. Raises InvalidValueError."""
+        """Read JSON of `to_mapping`, or of an answer with a receipt. Raises InvalidValueError."""
         if len(text) > MAX_RECEIPT_BYTES:
             raise InvalidValueError("receipt", f"{len(text)} bytes", f"at most {MAX_RECEIPT_BYTES}")
-        return cls.from_mapping(_json("receipt", text))
+        given = _json("receipt", text)
+        receipts = given.get("receipts") if isinstance(given, dict) else None
+        if isinstance(receipts, list):
+            if len(receipts) != 1:
+                raise InvalidValueError("receipts", len(receipts), "1: one prompt's answer")
+            [given] = receipts
+        return cls.from_mapping(given)
 
     @classmethod
     def from_mapping(cls, given: Any) -> Receipt:

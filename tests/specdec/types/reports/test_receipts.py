@@ -42,6 +42,14 @@ def test_text_and_mapping_are_read_back():
     assert Receipt.from_json(json.dumps(RECEIPT.to_mapping())) == RECEIPT
 
 
+def test_the_receipt_of_a_whole_answer_is_read():
+    answer = {"id": "cmpl-r", "choices": [], "receipts": [RECEIPT.to_mapping()]}
+    assert Receipt.from_json(json.dumps(answer)) == RECEIPT
+    for found in ([], answer["receipts"] * 2):
+        with pytest.raises(InvalidValueError, match=f"receipts is {len(found)}; it must be 1"):
+            Receipt.from_json(json.dumps({**answer, "receipts": found}))
+
+
 def test_digests_are_chains_from_salt_choice_and_domain():
     link = hashlib.sha256(b"specdec receipt output 1\0" + b"salt" + b"\1\0\0\0").digest()
     link = hashlib.sha256(link + b"\7\0\0\0").digest()
