@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from cluster.api.anthropic.conversion import to_chat
+from cluster.api.anthropic.input_json import InputWriter
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.base.anthropic_errors import error_event
 from cluster.api.base.openai_errors import Failure
@@ -89,6 +90,7 @@ class MessagesBuilder(ResponseBuilder):
         self._info = chat.info
         self._id = message_id
         self._blocks: list[dict[str, Any]] = []
+        self._input = InputWriter()  # of the last call
         self._last: EngineOutput | None = None
 
     def add(self, each: PromptOutput) -> None:
@@ -149,12 +151,14 @@ class MessagesBuilder(ResponseBuilder):
             case Reasoning():
                 yield from self._extend("thinking", "thinking", "thinking_delta", piece.text)
             case CallStart():
+                self._input = InputWriter()
                 yield from self._begin(
                     {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": ""}
                 )
             case CallArguments():
-                self._blocks[-1]["input"] += piece.text
-                yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
+                if text := self._input.feed(piece.text):
+                    self._blocks[-1]["input"] += text
+                    yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _extend(self, kind: str, field: str, delta: str, text: str) -> Iterator[dict[str, Any]]:
         if not self._blocks or self._blocks[-1]["type"] != kind:
@@ -218,5 +222,4 @@ def _complete(block: dict[str, Any]) -> dict[str, Any]:
     """Return a block with the arguments of a call as an object; those that are cut have none."""
     if block["type"] != "tool_use":
         return block
-    given = json_or_none(block["input"])
-    return {**block, "input": given if isinstance(given, dict) else {}}
+    return {**block, "input": json_or_none(block["input"]) or {}}

@@ -9,13 +9,12 @@ import json
 import re
 from typing import Any
 
-from cluster.api.openai.parsers.json_span import json_or_none
+from cluster.api.openai.parsers.json_span import CONSTANTS, json_or_none
 from cluster.api.openai.parsers.pieces import first_mark
 
 _QUOTE = '<|"|>'
 _STRUCTURE = re.compile(rf"{re.escape(_QUOTE)}|[{{}}\[\]]")
 _BARE = re.compile(r"([^{}\[\],:]+)(:?)")
-_CONSTANTS = {"True": "true", "False": "false", "None": "null", "null": "null"}
 
 
 class GemmaSpan:
@@ -60,7 +59,7 @@ def _as_json(bare: re.Match[str]) -> str:
     text, colon = bare[1].strip(), bare[2]
     if not text:
         return colon
-    is_json = text in _CONSTANTS or json_or_none(text) is not None
+    is_json = text in CONSTANTS or json_or_none(text) is not None
     if colon:
         return (text if text.startswith('"') and is_json else json.dumps(text)) + colon
-    return _CONSTANTS.get(text, text) if is_json else json.dumps(text)
+    return CONSTANTS.get(text, text) if is_json else json.dumps(text)

@@ -10,6 +10,8 @@ from typing import Any
 from cluster.api.openai.parsers.pieces import escape_lone_surrogates, json_text
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
+CONSTANTS = {"True": "true", "False": "false", "None": "null", "null": "null"}
+"""Python's constants, which models mix in, and null, as JSON."""
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 

@@ -22,6 +22,7 @@ from specdec.types.errors import AbortedError, InvalidValueError, SlowBodyError
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 URL = "/v1/messages"
+JSON = {"content-type": "application/json"}
 BODY = {
     "model": "tiny",
     "max_tokens": 12,
@@ -349,12 +350,26 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
 
 
-@pytest.mark.parametrize("given", ["", '{"who": "ba', "[1]", '{"who": NaN}', '{"who": 1e999}'])
-async def test_arguments_that_are_no_object_of_json_are_empty(given):
+@pytest.mark.parametrize("given", ["", '{"who": "ba'])
+async def test_arguments_that_are_cut_are_empty(given):
     assert _complete({"type": "tool_use", "input": given})["input"] == {}
 
 
-async def test_half_a_character_in_a_call_stays_an_escape_of_json():
-    block = {"type": "tool_use", "id": "a", "name": "ask", "input": r'{"who": "\ud83d"}'}
-    encoded = MessageBody(message={"content": [_complete(block)]}).to_json().encode()
-    assert json.loads(encoded)["content"][0]["input"] == {"who": "\ud83d"}
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"who": "a\nb",}', r'{"who": "\ud83d"}', '{"who": NaN}', '{"a": ' * 99 + "1" + "}" * 99],
+    ids=["slips", "half a character", "no number", "too deep"],
+)
+async def test_arguments_with_errors_are_an_object_that_is_accepted_back(http, arguments):
+    """In a stream and whole."""
+    builder = MessagesBuilder.__new__(MessagesBuilder)
+    builder._blocks = []
+    pieces = [CallStart(0, "ask", "id-0"), CallArguments(0, arguments)]
+    _, change = [change for piece in pieces for change in builder._add(piece)]
+    block = _complete(builder._blocks[0])
+    assert json.loads(change["delta"]["partial_json"]) == block["input"] != {}
+    result = {"type": "tool_result", "tool_use_id": "id-0", "content": "Bread"}
+    turns = [{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    content = MessageBody(message={"messages": [*BODY["messages"], *turns]}).to_json()
+    response = await http.post(f"{URL}/count_tokens", content=content, headers=JSON)
+    assert response.status_code == 200, response.text
