@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from cluster.api.base.openai_errors import Failure
 from cluster.api.base.openai_schema import ResponseModel
 from cluster.api.base.sse import json_event
 from cluster.api.openai.answer_reading import AnswerReader
-from cluster.api.openai.builders import RequestContext, ResponseBuilder
+from cluster.api.openai.builders import RequestContext, ResponseBuilder, limit_to_context
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.parsers.json_span import json_or_none
 from cluster.api.openai.parsers.pieces import (
@@ -46,20 +45,9 @@ async def prepare_messages(
         context.warnings.append(RequestWarning("thinking_token_budget", text))
     given = to_chat(request, router.text.chat_template, has_parser=has_parser)
     chat = await prepare_chat(router, given, context)
+    # Clients have to send `max_tokens`, and take the context of Anthropic's models for granted.
     limited = limit_to_context(chat.calls[0], router.max_model_len)
     return MessagesBuilder(request, chat, limited, f"msg_{context.request_id}")
-
-
-def limit_to_context(call: GenerateRequest, max_model_len: int) -> GenerateRequest:
-    """Lower `max_tokens` to what the context has left, if the prompt leaves any of it.
-
-    Clients have to send `max_tokens`, and take the context of Anthropic's models for granted.
-    """
-    assert isinstance(call.prompt, tuple), "the prompt is tokenized"
-    room, params = max_model_len - len(call.prompt), call.params
-    if room <= 0 or params.max_tokens is None or params.max_tokens <= room:
-        return call
-    return replace(call, params=replace(params, max_tokens=room))
 
 
 class MessageBody(ResponseModel):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cluster.api.base.openai_errors import Failure
@@ -141,6 +141,15 @@ def generate_call(
         receipt=request.receipt,
         resume_token_ids=tuple(request.resume_token_ids),
     )
+
+
+def limit_to_context(call: GenerateRequest, max_model_len: int) -> GenerateRequest:
+    """Lower `max_tokens` to what the context has left, if the prompt leaves any of it."""
+    assert isinstance(call.prompt, tuple), "the prompt is tokenized"
+    room, params = max_model_len - len(call.prompt), call.params
+    if room <= 0 or params.max_tokens is None or params.max_tokens <= room:
+        return call
+    return replace(call, params=replace(params, max_tokens=room))
 
 
 def matched_stop(output: EngineOutput) -> str | int | None:

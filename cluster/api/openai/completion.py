@@ -16,6 +16,7 @@ from cluster.api.openai.builders import (
     TextDelta,
     check_batch_admission,
     generate_call,
+    limit_to_context,
     matched_stop,
     params_for_prompt,
     prompt_token_ids,
@@ -78,7 +79,10 @@ async def prepare_completion(
         )
         echoes.append(await _echo(router, request, prompt, token_ids))
         own = params_for_prompt(params, index, is_seed_given=is_seed_given)
-        calls.append(generate_call(router, request, token_ids, own, context.request_id))
+        call = generate_call(router, request, token_ids, own, context.request_id)
+        if request.max_tokens is None:
+            call = limit_to_context(call, router.max_model_len)
+        calls.append(call)
     _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params, request.model)

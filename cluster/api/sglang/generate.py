@@ -17,6 +17,7 @@ from cluster.api.openai.builders import (
     RequestContext,
     ResponseBuilder,
     check_batch_admission,
+    limit_to_context,
     matched_stop,
     params_for_prompt,
     with_seed,
@@ -93,23 +94,22 @@ async def prepare_generate(
         require_count("text", len(token_ids), 1, MAX_TOKEN_IDS, "tokens")
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)
-        is_seed_given = params.seed is not None
-        params = params_for_prompt(
-            with_seed(params, router), index, is_seed_given=is_seed_given or index == 0
-        )
+        is_seed_given = index == 0 or params.seed is not None
+        params = params_for_prompt(with_seed(params, router), index, is_seed_given=is_seed_given)
         interval = None if request.stream else MAX_STREAM_INTERVAL
         num_logprobs += _num_logprobs(own, params, router.max_tokens(params))
         _check_num_logprobs(num_logprobs, own)
-        calls.append(
-            EngineCall(
-                token_ids,
-                params,
-                model=models[index],
-                request_id=ids[index],
-                priority=request.priority,
-                stream_interval=interval,
-            )
+        call = EngineCall(
+            token_ids,
+            params,
+            model=models[index],
+            request_id=ids[index],
+            priority=request.priority,
+            stream_interval=interval,
         )
+        if sampling[index].max_new_tokens is None:
+            call = limit_to_context(call, router.max_model_len)
+        calls.append(call)
         options.append(own)
     return GenerateBuilder(request, calls, options, router.text.token_bytes)
 

@@ -65,7 +65,9 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompts = Field(description="a text or token ids, or at most 128 of either; not empty")
     max_tokens: int | None = number(
-        f"maximum number of tokens of each choice; default {DEFAULT_MAX_TOKENS}; 0 needs `echo`", 0
+        "maximum number of tokens of each choice; 0 needs `echo`; "
+        f"default {DEFAULT_MAX_TOKENS}, or what the context has left",
+        0,
     )
     logprobs: int | None = number(
         "number of most likely tokens to return at each position, beside the sampled one", 0, 20

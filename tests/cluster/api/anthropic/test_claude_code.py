@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.api.anthropic.conversion import to_chat
-from cluster.api.anthropic.messages import limit_to_context
 from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.openai.builders import limit_to_context
 from cluster.api.openai.conversation import turns
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.request import GenerateRequest

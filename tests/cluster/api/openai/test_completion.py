@@ -360,3 +360,21 @@ async def test_prompts_that_never_fit_together_are_named(http):
     assert "9 prompts with 18 choices in all" in error["message"]
     response = await http.post(URL, json={"prompt": "a", "n": 17, "max_tokens": 1})
     assert response.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "is_openai"),
+    [(URL, {"prompt": [5] * 505}, True), ("/generate", {"input_ids": [5] * 505}, False)],
+)
+async def test_the_default_length_is_limited_to_the_context(http, path, prompt, is_openai):
+    """The context has 512 tokens; a length that the client asks for is not changed."""
+    sampling = {"temperature": 0, "ignore_eos": True}
+    body = prompt | (sampling if is_openai else {"sampling_params": sampling})
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    usage = answer["usage"] if is_openai else answer["meta_info"]
+    assert usage["completion_tokens"] == 7
+    limited = {"max_tokens": 8} if is_openai else {"sampling_params": {"max_new_tokens": 8}}
+    error = (await http.post(path, json=body | limited)).json()["error"]
+    assert error["code"] == "context_length_exceeded"
