@@ -22,6 +22,8 @@ from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
 _BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _MAX_EDITS = 16
+_NOT_BILLED = "left out: requests are not billed"
+_NOT_SHOWN = "accepted; not shown to the model"
 
 
 class TextBlock(RequestModel):
@@ -30,7 +32,7 @@ class TextBlock(RequestModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = option(CACHE_NOTE)
-    citations: list[Any] | None = option("accepted; not shown to the model")
+    citations: list[Any] | None = option(_NOT_SHOWN)
 
 
 class ToolUseBlock(RequestModel):
@@ -40,7 +42,8 @@ class ToolUseBlock(RequestModel):
     id: str
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = option("accepted; not shown to the model")
+    toolset_name: str | None = option(_NOT_SHOWN)
+    caller: dict[str, Any] | None = option(_NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 
@@ -57,9 +60,10 @@ class MediaBlock(RequestModel):
 
     type: Literal["image", "document"]
     source: dict[str, Any]
-    title: str | None = option("accepted; not shown to the model")
-    context: str | None = option("accepted; not shown to the model")
-    citations: dict[str, Any] | None = option("accepted; not shown to the model")
+    transformations: dict[str, Any] | None = option(_NOT_SHOWN)
+    title: str | None = option(_NOT_SHOWN)
+    context: str | None = option(_NOT_SHOWN)
+    citations: dict[str, Any] | None = option(_NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 
@@ -72,6 +76,7 @@ class ToolResultBlock(RequestModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[_ResultBlock], at_most(MAX_PARTS)] | None = option("the result")
+    toolset_name: str | None = option(_NOT_SHOWN)
     is_error: bool = option("whether the call failed, which is written before the result", False)
     cache_control: CacheControl = option(CACHE_NOTE)
 
@@ -155,6 +160,7 @@ class Thinking(RequestModel):
         "ends longer thinking, where the service has a parser of reasoning", 1
     )
     display: str | None = option("accepted; the whole thinking is returned")
+    block_binding: dict[str, Any] | None = option("accepted; blocks have no signature")
 
 
 class OutputFormat(RequestModel):
@@ -171,6 +177,7 @@ class OutputConfig(RequestModel):
         "variable `reasoning_effort` of the chat template; ignored with a warning if it has none"
     )
     format: OutputFormat | None = option("required format of the text")
+    task_budget: dict[str, Any] | None = option(_NOT_SHOWN)
 
 
 class ContextManagement(RequestModel):
@@ -186,6 +193,9 @@ class CountTokensRequest(RequestModel):
 
     refused: ClassVar[Mapping[str, str]] = {
         "mcp_servers": "left out: the service calls no other services",
+        "billing_policy": _NOT_BILLED,
+        "compaction": "left out: the service compacts no conversation",
+        "thread": "left out: the service stores no conversations",
     }
     api_names: ClassVar[Mapping[str, str]] = {
         "prompt length": "messages length",
@@ -208,6 +218,7 @@ class CountTokensRequest(RequestModel):
     output_format: OutputFormat | None = option("older name of output_config.format")
     context_management: ContextManagement | None = option("edits of a long conversation")
     cache_control: CacheControl = option(CACHE_NOTE)
+    speed: str | None = option("accepted; there is one speed")
 
     @property
     def text_format(self) -> OutputFormat | None:
@@ -230,6 +241,10 @@ class MessagesRequest(CountTokensRequest):
     refused: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.refused,
         "container": "left out: the service runs no code",
+        "inference_geo": "left out: the service runs in one place",
+        "diagnostics": "left out: the service stores no messages",
+        "fallbacks": "left out: the service tries no other model",
+        "fallback_credit_token": _NOT_BILLED,
     }
     api_names: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.api_names,

@@ -15,6 +15,7 @@ from cluster.api.base.openai_schema import (
     ResponseModel,
     Usage,
     at_most,
+    max_entries,
     number,
     option,
     text_type,
@@ -37,7 +38,8 @@ CACHE_NOTE = "accepted; prefix caching needs no marks"
 TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 """Fields of a chat that are variables of its template; other APIs have them by other names."""
 
-_TEXT_ONLY = "left out: the models read and write text only"
+NO_MODERATION = "left out: the service moderates no texts"
+TEXT_ONLY = "left out: the models read and write text only"
 
 
 class ContentPart(RequestModel):
@@ -47,6 +49,7 @@ class ContentPart(RequestModel):
     text: str | None = option("with type `text`")
     refusal: str | None = option("with type `refusal`")
     cache_control: CacheControl = option(CACHE_NOTE)
+    prompt_cache_breakpoint: CacheControl = option(CACHE_NOTE)
 
 
 class CalledFunction(RequestModel):
@@ -68,7 +71,7 @@ class ToolCall(RequestModel):
 class Message(RequestModel):
     """One message of the chat. An answer of this API is accepted unchanged."""
 
-    refused: ClassVar[Mapping[str, str]] = {"audio": _TEXT_ONLY, "function_call": "tool_calls"}
+    refused: ClassVar[Mapping[str, str]] = {"audio": TEXT_ONLY, "function_call": "tool_calls"}
 
     role: _ROLES = Field(description="`developer` means `system`")
     content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
@@ -148,15 +151,16 @@ class ChatRequest(SamplingFields):
         **SamplingFields.refused,
         "functions": "left out: use tools",
         "function_call": "left out: use tool_choice",
-        "modalities": _TEXT_ONLY,
-        "audio": _TEXT_ONLY,
+        "moderation": NO_MODERATION,
+        "modalities": TEXT_ONLY,
+        "audio": TEXT_ONLY,
         "web_search_options": "left out: search is not supported",
         "documents": "left out: put them into a message",
         "chat_template": "left out: only the model's own template is used",
         "chat_template_content_format": "left out: the template decides the form of contents",
         "separate_reasoning": "left out: use include_reasoning",
         "stream_reasoning": "left out: reasoning is streamed as it is generated",
-        "use_audio_in_video": _TEXT_ONLY,
+        "use_audio_in_video": TEXT_ONLY,
         "add_special_tokens": "left out: the chat template adds them",
         "best_of": "left out: use n and select a choice",
     }
@@ -209,11 +213,13 @@ class ChatRequest(SamplingFields):
     )
     metadata: Metadata | None = option("accepted and ignored; at most 16 entries")
     store: bool | None = option("accepted; nothing is stored")
-    service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
+    service_tier: str | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and ignored")
     prompt_cache_key: str | None = option(
         "session, which prefers its replica; prefix caching needs none"
     )
+    prompt_cache_retention: str | None = option("accepted; the prefix cache keeps what fits")
+    prompt_cache_options: Annotated[dict[str, Any], max_entries(16)] | None = option("likewise")
 
     @property
     def is_structured(self) -> bool:

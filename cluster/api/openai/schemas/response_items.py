@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,13 @@ from cluster.api.base.openai_schema import (
     text_type,
 )
 from cluster.api.openai.logprobs import TokenLogprob
-from cluster.api.openai.schemas.chat_schema import MAX_PARTS, MAX_TOOLS, FunctionDefinition
+from cluster.api.openai.schemas.chat_schema import (
+    CACHE_NOTE,
+    MAX_PARTS,
+    MAX_TOOLS,
+    CacheControl,
+    FunctionDefinition,
+)
 from cluster.replica.limits import MAX_TOKEN_IDS
 
 HOSTED_TOOLS = ("web_search", "tool_search", "local_shell", "image_generation")
@@ -33,6 +39,7 @@ _ITEM_TYPES = (
     "custom_tool_call_output",
 )
 _MEDIA_TYPES = ("input_image", "input_file", "input_audio")
+_NOT_ASYNC = "left out: an answer ends with its calls"
 _NOT_SHOWN = "accepted; not shown to the model"
 
 
@@ -43,9 +50,7 @@ class InputPart(RequestModel):
     text: str
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(_NOT_SHOWN)
     logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(_NOT_SHOWN)
-    prompt_cache_breakpoint: dict[str, Any] | None = option(
-        "accepted; prefix caching needs no marks"
-    )
+    prompt_cache_breakpoint: CacheControl = option(CACHE_NOTE)
 
 
 class MessagePart(InputPart):
@@ -89,6 +94,8 @@ class ReasoningItem(RequestModel):
 
 class CallFields(RequestModel):
     """Common fields of the calls of an earlier answer."""
+
+    refused: ClassVar[Mapping[str, str]] = {"async": _NOT_ASYNC}
 
     call_id: str
     name: str
@@ -168,6 +175,8 @@ InputItem = Annotated[
 
 class ToolFields(RequestModel):
     """Common fields of functions and custom tools."""
+
+    refused: ClassVar[Mapping[str, str]] = {"async": _NOT_ASYNC}
 
     name: str = same_as(FunctionDefinition, "name")
     description: str | None = option("shown to the model")

@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
     same_as,
 )
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
-from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, ChatRequest
+from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, NO_MODERATION, TEXT_ONLY, ChatRequest
 from cluster.api.openai.schemas.response_items import (
     AllowedTools,
     InputItem,
@@ -69,6 +69,8 @@ class ReasoningOptions(RequestModel):
         "accepted; the response has the whole reasoning"
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = option("older name")
+    context: str | None = option("accepted; the template selects earlier reasoning")
+    mode: str | None = option("accepted; there is one mode")
 
 
 class ResponsesRequest(RequestModel):
@@ -78,6 +80,11 @@ class ResponsesRequest(RequestModel):
         "previous_response_id": _NOTHING_IS_STORED,
         "conversation": _NOTHING_IS_STORED,
         "background": _NOTHING_IS_STORED,
+        "background_options": _NOTHING_IS_STORED,
+        "context_management": "left out: the service compacts no input",
+        "moderation": NO_MODERATION,
+        "access_programs": "left out: every client has the same access",
+        "image": TEXT_ONLY,
         "prompt": "left out: stored prompts are not supported",
         "max_tool_calls": "left out: it limits the calls of hosted tools",
         "stream_options": "left out: the last event has the usage",
@@ -150,12 +157,14 @@ class ResponsesRequest(RequestModel):
     client_metadata: Annotated[dict[str, Any], max_entries(64)] | None = option(
         "accepted and ignored; at most 64 entries"
     )
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = option(
-        "accepted; there is one tier"
-    )
+    service_tier: str | None = same_as(ChatRequest, "service_tier")
     user: str | None = same_as(ChatRequest, "user")
     safety_identifier: str | None = same_as(ChatRequest, "safety_identifier")
     prompt_cache_key: str | None = same_as(ChatRequest, "prompt_cache_key")
+    prompt_cache_retention: str | None = same_as(ChatRequest, "prompt_cache_retention")
+    prompt_cache_options: Annotated[dict[str, Any], max_entries(16)] | None = same_as(
+        ChatRequest, "prompt_cache_options"
+    )
 
     def sent_names(self) -> dict[str, str]:
         """Return the places of the tools by those in the equivalent chat, and of their grammar."""
