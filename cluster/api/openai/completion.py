@@ -64,14 +64,13 @@ async def prepare_completion(
         raise InvalidValueError("max_tokens", 0, "at least 1 unless echo is true")
     if request.max_tokens == 0 and request.receipt:
         raise InvalidValueError("receipt", True, "false where max_tokens is 0: there is no answer")
-    router.check_admission(request.model or "", 1)
-    params, prompts = completion_params(request), _prompts(request)
+    prompts = _prompts(request)
+    num_prompts = len(prompts)
+    check_batch_admission(router, request.model or "", num_prompts, num_prompts * (request.n or 1))
+    params = completion_params(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
     is_seed_given = params.seed is not None
     params = with_seed(params, router)
-    num_prompts = len(prompts)
-    if (num_choices := params.n * num_prompts) > 1:
-        check_batch_admission(router, request.model or "", num_prompts, num_choices)
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):
         token_ids = await prompt_token_ids(

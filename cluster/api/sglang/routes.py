@@ -22,6 +22,7 @@ from cluster.api.sglang.generate import prepare_generate
 from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_caller
+from cluster.replica.limits import check_model
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from specdec.config.speculation.methods import other_method_names
@@ -74,6 +75,8 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/generate")
     async def generate(body: GenerateRequest, request: ApiRequest) -> Response:
         """Complete one prompt or several, streamed with `stream`."""
+        for model in dict.fromkeys(body.of_each("lora_path", "")):
+            handler.get_router().require_model(check_model(model))
         return await generate_response(
             handler,
             prepare_generate,

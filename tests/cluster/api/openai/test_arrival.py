@@ -92,9 +92,25 @@ async def test_a_request_that_is_refused_while_it_is_prepared_is_measured(
     assert durations(router) == {**before, key: before.get(key, 0) + 1}
 
 
-async def test_a_request_of_another_application_is_not_measured(http, router, measured):
-    assert (await http.post("/v1/completions", json={**TEXT, "model": "x"})).status_code == 404
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**TEXT, "model": "x"}),
+        ("/generate", {"text": ["a", "b"], "lora_path": ["", "x"]}),
+    ],
+)
+async def test_a_request_of_another_application_is_not_measured(http, router, measured, path, body):
+    assert (await http.post(path, json=body)).status_code == 404
     assert not measured
+
+
+async def test_all_choices_are_admitted_together(http, router, monkeypatch):
+    """More than ever fit are no demand, also where not even one fits now."""
+    asked = []
+    monkeypatch.setattr(router.running_engine().thread, "require_room", asked.append)
+    body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 1}
+    assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert asked[0] == 4
 
 
 @pytest.mark.parametrize(("path", "body", "num_choices", "operation"), NAMED)
@@ -137,9 +153,11 @@ async def test_a_request_is_ended_between_its_preparation_and_its_stream(
 
 async def test_the_deadline_of_a_preparation_is_no_abort(http, router, monkeypatch):
     before, num_aborted = durations(router), router.metrics.ended[ABORTED]
+    num_requests = router.metrics.num_requests
     monkeypatch.setattr(router.text, "encode", lambda *_, **__: asyncio.sleep(60))
     headers = {"x-request-timeout-s": "0.01"}
     assert (await http.post("/v1/completions", json=TEXT, headers=headers)).status_code == 504
     assert router.metrics.ended[ABORTED] == num_aborted
+    assert router.metrics.num_requests == num_requests + 1
     key = "text_completion", "DeadlineExceededError"
     assert durations(router) == {**before, key: before.get(key, 0) + 1}
