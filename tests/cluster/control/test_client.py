@@ -114,7 +114,7 @@ async def test_the_state_of_a_new_store_applies_despite_its_lower_version(
     await link.set_speculation(SpeculationChange(mode="off"))
     while await router.next_version() != 1:
         pass
-    plane, handle.plane = handle.plane, None
+    plane, handle.plane, link._call_timeout_s = handle.plane, None, 0.1
     await asyncio.sleep(0.4)
     handle.plane = ControlPlane(CONFIGURED, ControlStore(tmp_path / "new", "tiny"))
     assert await router.next_version() == 0

@@ -127,8 +127,8 @@ async def read_all(stream):
         pass
 
 
-async def test_a_stream_that_is_read_slowly_goes_on(channel, monkeypatch):
-    """Each message has a separate time limit."""
+async def test_each_message_of_a_stream_has_the_whole_time_to_be_read(channel, monkeypatch):
+    """So a stream that is read slowly goes on."""
     limit = Mock(wraps=TimeLimit)
     monkeypatch.setattr(status, "TimeLimit", limit)
     ENDED.clear()
@@ -137,5 +137,6 @@ async def test_a_stream_that_is_read_slowly_goes_on(channel, monkeypatch):
     for _ in range(300):
         assert await stream.read() is not grpc.aio.EOF
     assert limit.call_count >= 300
+    assert {call.args[0] for call in limit.call_args_list} == {status.WRITE_TIMEOUT_S}
     assert ENDED == []
     stream.cancel()

@@ -24,13 +24,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def running_request(http, router, patch, **changes):
-    """Start a request that gets no step, and return its task once the engine has it."""
-    thread = router.running_engine().thread
-    patch.setattr(thread._engine, "step", lambda: time.sleep(0.001) or StepOutputs())
-    body = {"text": PROMPT, "sampling_params": GREEDY, **changes}
-    running = asyncio.create_task(http.post("/generate", json=body))
+    """Start a request, and return its task once all its prompts run; it gets no further step."""
+    engine = router.running_engine().thread._engine
+    step, body = engine.step, {"text": PROMPT, "sampling_params": GREEDY, **changes}
     count = len(body["text"]) if isinstance(body["text"], list) else 1
-    await eventually(lambda: thread.num_streams == count)
+
+    def until_all_run():
+        if engine.stats().num_running < count:
+            return step()
+        time.sleep(0.001)
+        return StepOutputs()
+
+    patch.setattr(engine, "step", until_all_run)
+    running = asyncio.create_task(http.post("/generate", json=body))
+    await eventually(lambda: engine.stats().num_running == count)
     return running
 
 
