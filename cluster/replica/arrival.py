@@ -38,6 +38,8 @@ class Arrival(Preparation):
         self._model, self._operation, self._num_choices = model, operation, num_choices
         self._instrumentation = instrumentation
         self._measured: RequestMetrics | None = None
+        self.may_expire = True
+        """Whether a wait in the queue is limited."""
 
     def measure(self, request_id: str, model: str, params: SamplingParams) -> RequestMetrics:
         """Return the measurements of the call that the request has become."""
@@ -49,11 +51,15 @@ class Arrival(Preparation):
         assert self._measured is not None, "an output of no call"
         self._measured.on_choice_end(output, longest)
 
-    def part(self, call: GenerateRequest) -> Arrival:
-        """Return the arrival of one of several calls that the request has become."""
+    def part(self, call: GenerateRequest, *, is_first: bool) -> Arrival:
+        """Return the arrival of one of several calls that the request has become.
+
+        The calls after the first one do not expire: that one was accepted before them, and what it
+        and others have computed would be lost.
+        """
         asked = (call.request_id,), call.model, self._operation, call.params.n
         part = Arrival(*asked, self._among, self._instrumentation)
-        part._arrived_at = self._arrived_at
+        part._arrived_at, part.may_expire = self._arrived_at, is_first
         return part
 
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:

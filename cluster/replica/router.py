@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,7 +179,7 @@ class Router(ABC):
         with arrival, limited:
             client = self._client_for(call.model)
             client.require_room(call.params.n)
-            request = await self._prepare(request_id, call)
+            request = await self._prepare(request_id, call, may_expire=arrival.may_expire)
         self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
         outputs = client.generate(request, measured, arrival, deadline, on_admitted=on_admitted)
@@ -235,7 +236,9 @@ class Router(ABC):
         temperature = call.params.resolved(self._model.sampling_defaults).temperature
         return self._samples.recording(request, temperature, outputs)
 
-    async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
+    async def _prepare(
+        self, request_id: str, call: GenerateRequest, *, may_expire: bool
+    ) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed, if it may run."""
         params = call.params
         structure, prediction = params.structured_output, params.speculation.prediction
@@ -247,7 +250,7 @@ class Router(ABC):
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=None if prediction is None else await self._predicted_text(prediction),
-            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
+            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s if may_expire else inf,
         )
         if request.receipt:
             self._receipts.check(request)

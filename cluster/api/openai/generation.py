@@ -209,7 +209,9 @@ def generate_outputs(
     """
     if len(calls) == 1:
         return _one(router, 0, calls[0], arrival, deadline, on_admitted)
-    parts = [(each, arrival.part(each)) for each in calls]  # now, so that no abort is missed
+    parts = [  # now, so that no abort is missed
+        (each, arrival.part(each, is_first=index == 0)) for index, each in enumerate(calls)
+    ]
     return _all(router, parts, deadline, on_admitted)
 
 

@@ -2,6 +2,7 @@
 """Requests over HTTP from their arrival until the engine has them."""
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -102,6 +103,27 @@ async def test_a_request_that_is_refused_while_it_is_prepared_is_measured(
 async def test_a_request_of_another_application_is_not_measured(http, router, measured, path, body):
     assert (await http.post(path, json=body)).status_code == 404
     assert not measured
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1}),
+        ("/generate", {"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 1}}),
+    ],
+)
+async def test_of_several_prompts_the_first_alone_may_expire(http, router, monkeypatch, path, body):
+    """It begins first; after that, what others have computed would be lost."""
+    thread, waits = router.running_engine().thread, []
+    generate = thread.generate
+
+    def recorded(request, *args, **options):
+        waits.append(request.queue_deadline_s < math.inf)
+        return generate(request, *args, **options)
+
+    monkeypatch.setattr(thread, "generate", recorded)
+    assert (await http.post(path, json=body)).status_code == 200
+    assert waits == [True, False, False]
 
 
 async def test_all_choices_are_admitted_together(http, router, monkeypatch):

@@ -56,7 +56,7 @@ def calls(*prompts):
     return [GenerateRequest(prompt, SamplingParams()) for prompt in prompts]
 
 
-ARRIVAL = SimpleNamespace(part=lambda call: ARRIVAL)
+ARRIVAL = SimpleNamespace(part=lambda *_, **__: ARRIVAL)
 
 
 def started(router, *prompts):
