@@ -255,7 +255,8 @@ def _load(directory: Path) -> Any:
             tokenizer = _class_for(readable).from_pretrained(
                 readable, local_files_only=True, trust_remote_code=False
             )
-            _complete(tokenizer, directory)
+            if (readable / "tokenizer.json").is_file():
+                _complete(tokenizer, readable)
             tokenizer.chat_template = tokenizer.chat_template or template_of_processor(directory)
     except Exception as error:  # transformers raises any exception for invalid files
         patterns = ("tokenizer.json", *_VOCABULARIES)
@@ -299,10 +300,11 @@ def _class_for(directory: Path) -> Any:
 
 
 def _complete(tokenizer: Any, directory: Path) -> None:
-    """Set what transformers' classes set beside the files of a tokenizer.
+    """Set what transformers' classes add to a tokenizer.json.
 
-    Its beginning and end, where only config.json names them, by id; and whether the text gets a
-    space before it, which tokenizer_config.json may change.
+    Its beginning and end, where only config.json names them, by id (null in tokenizer_config.json
+    means none); and whether the text gets a space before it, which tokenizer_config.json may
+    change.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -314,7 +316,8 @@ def _complete(tokenizer: Any, directory: Path) -> None:
     for name in ("bos_token", "eos_token"):
         found = config.get(f"{name}_id")
         token_id = found[0] if isinstance(found, list) and found else found
-        if getattr(tokenizer, name) is None and type(token_id) is int and token_id >= 0:
+        is_free = name not in settings and getattr(tokenizer, name) is None
+        if is_free and type(token_id) is int and token_id >= 0:
             setattr(tokenizer, name, backend.id_to_token(token_id))
     prefix, pre_tokenizer = settings.get("add_prefix_space"), backend.pre_tokenizer
     if isinstance(prefix, bool) and isinstance(pre_tokenizer, ByteLevel):

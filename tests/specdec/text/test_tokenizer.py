@@ -276,6 +276,17 @@ def test_beginning_and_end_come_from_config_json_where_the_tokenizer_names_none(
     assert first == 1
 
 
+def test_a_tokenizer_whose_beginning_is_null_has_none(own_dir: Path) -> None:
+    """As in Qwen's files, whose config.json names one."""
+    (own_dir / "tokenizer_config.json").write_text(json.dumps({"bos_token": None}))
+    (own_dir / "config.json").write_text(json.dumps({"bos_token_id": 1}))
+    (own_dir / "special_tokens_map.json").unlink(missing_ok=True)
+    (own_dir / "chat_template.jinja").write_text("{{ not bos_token }}")
+    tokenizer = Tokenizer(own_dir)
+    prompt = tokenizer.encode_chat([ChatMessage("user", "a")])
+    assert tokenizer.decode(prompt, False) == "True"
+
+
 @pytest.mark.parametrize("prefix", [True, False, None])
 def test_tokenizer_config_json_may_put_a_space_before_the_text(
     own_dir: Path, prefix: bool | None
