@@ -32,7 +32,7 @@ class InputWriter:
     JSON stays as it is. Control characters and invalid backslashes in strings are escaped, halves
     of characters become U+FFFD, commas too many are left out, and words that are no values become
     null. At any other error the object is completed, and the rest of the text is left out. A text
-    without errors that is cut stays incomplete.
+    without errors that is cut stays incomplete until `finish`.
     """
 
     def __init__(self) -> None:
@@ -53,15 +53,25 @@ class InputWriter:
             assert found is not None, "every character is in a part"
             place = found.end()
             if place == len(text) and self._may_go_on(found):
-                self._held = found[0]
+                self._held = found[0][: _MAX_WORD_CHARS + 1]
             else:
                 written.append(self._write(found.lastgroup, found[0]))
         return "".join(written)
 
+    def finish(self) -> str:
+        """Return what ends the object if the model has ended its text too early."""
+        if self._is_complete or (self._expected == "object" and not self._in_string):
+            return ""
+        held, self._held = self._held, ""
+        if self._in_string:
+            written = "\\ufffd" if re.match(_HIGH, held) else ""
+            return written + self._write("quote", '"') + self._complete()
+        return (self._write("word", held) if held else "") + self._complete()
+
     def _may_go_on(self, last: re.Match[str]) -> bool:
         """Return whether more text may change the last part."""
         is_value = last.lastgroup == "word" and self._expected in ("value", "item")
-        return last.lastgroup == "half" or (is_value and len(last[0]) < _MAX_WORD_CHARS)
+        return last.lastgroup == "half" or is_value
 
     def _write(self, kind: str | None, part: str) -> str:
         match kind:
@@ -82,7 +92,8 @@ class InputWriter:
                 return self._write_mark(part)
         if self._expected not in ("value", "item"):
             return self._complete()
-        value = CONSTANTS.get(part, part if json_or_none(part) is not None else "null")
+        is_json = len(part) <= _MAX_WORD_CHARS and json_or_none(part) is not None
+        value = CONSTANTS.get(part, part if is_json else "null")
         self._expected = "end"
         return self._take_gap() + value
 

@@ -131,6 +131,8 @@ class MessagesBuilder(ResponseBuilder):
         self._last = each.output
         for piece in self._reader.read(each.output):
             yield from self._add(piece)
+        if each.output.finish_reason not in (None, FinishReason.LENGTH):
+            yield from self._end_input()
 
     def _add(self, piece: Piece) -> Iterator[dict[str, Any]]:
         match piece:
@@ -139,14 +141,12 @@ class MessagesBuilder(ResponseBuilder):
             case Reasoning():
                 yield from self._extend("thinking", "thinking", "thinking_delta", piece.text)
             case CallStart():
-                self._input = InputWriter()
                 yield from self._begin(
                     {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": ""}
                 )
+                self._input = InputWriter()
             case CallArguments():
-                if text := self._input.feed(piece.text):
-                    self._blocks[-1]["input"] += text
-                    yield self._delta({"type": "input_json_delta", "partial_json": text})
+                yield from self._add_input(self._input.feed(piece.text))
 
     def _extend(self, kind: str, field: str, delta: str, text: str) -> Iterator[dict[str, Any]]:
         if not self._blocks or self._blocks[-1]["type"] != kind:
@@ -155,7 +155,18 @@ class MessagesBuilder(ResponseBuilder):
         self._blocks[-1][field] += text
         yield self._delta({"type": delta, field: text})
 
+    def _add_input(self, text: str) -> Iterator[dict[str, Any]]:
+        if text:
+            self._blocks[-1]["input"] += text
+            yield self._delta({"type": "input_json_delta", "partial_json": text})
+
+    def _end_input(self) -> Iterator[dict[str, Any]]:
+        """Complete the input of the last block if that is a call."""
+        if self._blocks and self._blocks[-1]["type"] == "tool_use":
+            yield from self._add_input(self._input.finish())
+
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._end_input()
         if self._blocks:
             yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
         self._blocks.append(block)

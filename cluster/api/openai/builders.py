@@ -144,10 +144,10 @@ def generate_call(
 
 
 def limit_to_context(call: GenerateRequest, max_model_len: int) -> GenerateRequest:
-    """Lower `max_tokens` to what the context has left, if the prompt leaves any of it."""
+    """Lower `max_tokens` to what the context has left, if that is enough for any answer."""
     assert isinstance(call.prompt, tuple), "the prompt is tokenized"
     room, params = max_model_len - len(call.prompt), call.params
-    if room <= 0 or params.max_tokens is None or params.max_tokens <= room:
+    if params.max_tokens is None or not max(params.min_tokens, 1) <= room < params.max_tokens:
         return call
     return replace(call, params=replace(params, max_tokens=room))
 

@@ -2,6 +2,7 @@
 """Requests that Claude Code sends, as recorded from it; prose and most tools are left out."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,6 +146,8 @@ async def test_max_tokens_is_limited_to_the_context(asked, given):
     call = GenerateRequest(prompt=tuple(range(10)), params=SamplingParams(max_tokens=asked))
     assert limit_to_context(call, 100).params.max_tokens == given
     assert limit_to_context(call, 10) is call  # a prompt that is too long is an error
+    least = replace(call, params=SamplingParams(max_tokens=asked, min_tokens=7))
+    assert limit_to_context(least, 16) is least  # as is too little room for the answer
 
 
 async def test_an_answer_that_fills_the_context_has_its_own_reason(http):

@@ -63,6 +63,37 @@ def test_what_is_cut_stays_incomplete(text):
         json.loads(given)
 
 
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ('{"who": "ba', {"who": "ba"}),
+        (r'{"a": "b\ud83d', {"a": "b\ufffd"}),
+        ('{"a": "b\\', {"a": "b"}),
+        ('{"a": [12', {"a": [12]}),
+        ('{"a": 1, ', {"a": 1}),
+        ('{"a', {"a": None}),
+        ('{"a": ', {"a": None}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_what_the_model_ends_early_is_completed(text, given, size):
+    writer = InputWriter()
+    parts = [writer.feed(text[start : start + size]) for start in range(0, len(text), size)]
+    assert json.loads("".join(parts) + writer.finish()) == given
+
+
+def test_a_call_without_text_has_no_input():
+    assert InputWriter().finish() == ""
+
+
+@pytest.mark.parametrize("word", ["1" * 4_300, "1" * 4_301, f"0.{'1' * 5_000}", "a" * 9_000])
+def test_a_word_is_a_value_up_to_a_length_however_it_is_split(word):
+    whole = written(f'{{"a": {word}, "b": 1}}', 20_000)
+    assert json.loads(whole) == {"a": int(word) if len(word) == 4_300 else None, "b": 1}
+    assert written(f'{{"a": {word}, "b": 1}}', 1_000) == whole
+
+
 def test_text_that_cannot_change_is_not_held():
     writer = InputWriter()
     assert [writer.feed(each) for each in ('{"a": "b', "c\\", "n", "\\ud83d", "\\ude00d")] == [

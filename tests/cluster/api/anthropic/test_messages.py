@@ -5,6 +5,7 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from fastapi import Request
@@ -18,6 +19,7 @@ from cluster.api.base.openai_errors import failure_of
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
 from specdec.types.errors import AbortedError, InvalidValueError, SlowBodyError
+from specdec.types.responses import FinishReason
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -348,6 +350,22 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     ]  # fmt: skip
     assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+async def test_the_input_of_a_call_is_complete_unless_the_answer_is_cut(reason):
+    """In the events too; clients parse them at the end of a block."""
+    builder, output = MessagesBuilder.__new__(MessagesBuilder), Mock(finish_reason=reason)
+    pieces = [CallStart(0, "ask", "id-0"), CallArguments(0, '{"who": "ba')]
+    builder._blocks, builder.meter = [], Mock()
+    builder._reader = Mock(read=lambda _: [*pieces, *pieces])
+    changes = list(builder._changes(SimpleNamespace(prompt=0, output=output)))
+    sent = ["", ""]
+    for each in changes:
+        if each["type"] == "content_block_delta":
+            sent[each["index"]] += each["delta"]["partial_json"]
+    ends = '{"who": "ba', '{"who": "ba"}'
+    assert sent == [ends[1], ends[reason is not FinishReason.LENGTH]]
 
 
 @pytest.mark.parametrize("given", ["", '{"who": "ba'])
