@@ -1,7 +1,7 @@
 """EAGLE-3 (Li et al. 2025) in the layouts of its producers, and P-EAGLE, its parallel form.
 
 Written by SafeAILab and SpecForge (`midlayer`), ModelOpt (`layers.0`), DeepSpec and speculators.
-They differ in the numbering of the target's layers and in the meaning of `norm_output`.
+They differ in the numbering of the target's layers. EAGLE-3.1 adds `fc_norm` and `norm_output`.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
     names = _renamed(source)
     layers = speculators.layer_fields(fields)
     has_lm_head = "lm_head.weight" in names
+    has_final_norm = switches.flag("use_last_layernorm", default=True)
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if has_lm_head else target.vocab_size
     fields.require_equal("draft_vocab_size", draft_vocab_size, "lm_head.weight")
     shape = Eagle3Shape(
@@ -157,8 +158,8 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         fc_norm=_has_fc_norm(switches, names),
         has_token_norm=switches.flag("use_input_layernorm_in_first_layer", default=True),
         norm_before_residual=switches.flag("norm_before_residual", default=False),
-        has_final_norm=_has_final_norm(fields, switches),
-        recycles_norm=_recycles_norm(fields, switches),
+        has_final_norm=has_final_norm,
+        recycles_norm=has_final_norm and switches.flag("norm_output", default=False),
         has_embedding="embed_tokens.weight" in names,
         has_lm_head=has_lm_head,
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
@@ -225,25 +226,9 @@ def _canonical(stored: str) -> str:
     return name
 
 
-def _recycles_norm(fields: Fields, switches: Fields) -> bool:
-    return speculators.is_speculators(fields) and switches.flag("norm_output", default=False)
-
-
 def _has_fc_norm(switches: Fields, names: TensorNames) -> bool:
     name = "use_aux_norm" if "use_aux_norm" in switches else "fc_norm"
     return switches.flag(name, default="fc_norm.0.weight" in names)
-
-
-def _has_final_norm(fields: Fields, switches: Fields) -> bool:
-    """Return whether a norm is before the output head.
-
-    Outside speculators `norm_output` has this meaning (SpecForge), and `use_last_layernorm`
-    (ModelOpt).
-    """
-    if speculators.is_speculators(fields):
-        return True
-    is_used = switches.flag("norm_output", default=True)
-    return is_used and switches.flag("use_last_layernorm", default=True)
 
 
 def _layers_read(
@@ -263,12 +248,18 @@ def _layers_read(
 
 
 def _given_layers(fields: Fields, target: ModelConfig) -> Taps | None:
-    """Return the layers that the file names: the key decides about the numbering."""
+    """Return the layers that the file names.
+
+    The key decides about the numbering. Those of `eagle_config` are output-of ids, unless they are
+    the default's input-of ids (TorchSpec), or name the output of the last layer as one.
+    """
     if _IDS in fields:
         return input_of(fields, _IDS, target)
     nested = fields.nested("eagle_config")
     if _IDS in nested:
-        return output_of(nested, _IDS, target)
+        ids = nested.counts(_IDS)
+        is_entered = default_taps(len(ids), target) == Taps(ids) or target.num_layers in ids
+        return (input_of if is_entered else output_of)(nested, _IDS, target)
     return output_of(fields, "target_layer_ids", target) if "target_layer_ids" in fields else None
 
 

@@ -142,7 +142,7 @@ FAULTS = [
     ("eagle3", values("d2t", -ROWS), "maps two draft tokens to one token"),
     ("eagle3", shaped("fc.weight", 48, 6 * 48), r"fc\.weight has 288 inputs"),
     ("eagle3", shaped("fc.weight", 48, 100), r"fc\.weight has 100 inputs"),
-    ("eagle3", nested("eagle_config", **{eagle3.IDS: [1, 3, 8]}), r"is \[1, 3, 8\]; it must be layers of the target, from -1 to 7"),
+    ("eagle3", nested("eagle_config", **{eagle3.IDS: [1, 3, 9]}), r"is \[1, 3, 9\]; it must be layers of the target, from -1 to 7"),
     ("eagle3", keys(**{eagle3.IDS: [1, 3, 9]}), r"it must be layers of the target, from 0 to 8"),
     ("eagle3", keys(**{eagle3.IDS: "2,4,5"}), r"is '2,4,5'; it must be a list of whole numbers"),
     ("eagle3", keys(eagle_config=3), r"eagle_config in .* is 3; it must be a JSON object"),

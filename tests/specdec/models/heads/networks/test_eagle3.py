@@ -210,6 +210,8 @@ def test_switches_of_speculators(tmp_path, target_dir, target, name, changes, ex
         (CONFIG | {"eagle_config": {IDS: [1, 3, 7]}}, (2, 4, 8)),
         (CONFIG | {"eagle_config": {IDS: [5, 1, 3]}}, (6, 2, 4)),
         (CONFIG | {"eagle_config": {IDS: [1, 1, 3]}}, (2, 2, 4)),
+        (CONFIG | {"eagle_config": {IDS: [2, 4, 5]}}, DEFAULT),
+        (CONFIG | {"eagle_config": {IDS: [2, 5, 8]}}, (2, 5, 8)),
         (CONFIG | {"target_layer_ids": [-1, 3, 7]}, (0, 4, 8)),
         (CONFIG | {"eagle_config": {IDS: None}}, DEFAULT),
     ],
@@ -219,7 +221,8 @@ def test_layers_of_the_target_in_both_numberings(tmp_path, target_dir, target, c
     save(tmp_path, config, made)
     found = HeadConfig.from_directory(tmp_path, target)
     assert found.taps == tuple(sorted(set(ids)))
-    assert any("names no layers" in each for each in found.reading.notes) == (ids == DEFAULT)
+    has_ids = config.get("eagle_config") != {IDS: None}
+    assert any("names no layers" in each for each in found.reading.notes) is not has_ids
     check(tmp_path, target_dir, Reference(made, target_dir, ids), parts)
 
 
@@ -249,12 +252,11 @@ def test_legacy_names_of_the_norms_before_fc(tmp_path, target_dir):
     check(tmp_path, target_dir, Reference(made, target_dir), parts)
 
 
-def test_norm_output_of_specforge_is_the_norm_before_the_head(tmp_path, target_dir):
+@pytest.mark.parametrize("is_recycled", [True, False])
+def test_norm_output_of_eagle_3_1_recycles_the_normalized_output(tmp_path, target_dir, is_recycled):
     made, parts = eagle3_weights(), sequences()
-    save(tmp_path, CONFIG | {"norm_output": False}, midlayer(made))
-    check(tmp_path, target_dir, Reference(made, target_dir, final_norm=False), parts)
-    save(tmp_path, CONFIG | {"norm_output": True}, midlayer(made))
-    check(tmp_path, target_dir, Reference(made, target_dir), parts)
+    save(tmp_path, CONFIG | {"norm_output": is_recycled}, midlayer(made))
+    check(tmp_path, target_dir, Reference(made, target_dir, norm_output=is_recycled), parts)
 
 
 @pytest.mark.parametrize(
