@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +29,20 @@ class RMSNorm(nn.Module):
         eps: float,
         *,
         adds_one: bool = False,
+        order: Sequence[int] | None = None,
     ) -> None:
         """Read the weights; without a name they are ones.
 
         adds_one: whether they are stored less one; they are then kept in float32, which 16 bits
-        near one would round by up to half a percent.
+        near one would round by up to half a percent. order: of the stored weights; None: theirs.
         """
         super().__init__()
         if name is None:
             self.weight = torch.ones(size, dtype=reader.dtype, device=reader.device)
         else:
             self.weight = reader.read(name, (size,), dtype=torch.float32 if adds_one else None)
+        if order is not None:
+            self.weight = self.weight[list(order)]
         if adds_one:
             self.weight += 1
         self.eps = eps
@@ -112,11 +116,17 @@ Norm = RMSNorm | LayerNorm
 
 
 def read_norm(
-    reader: CheckpointReader, name: str, size: int, eps: float, traits: DecoderTraits
+    reader: CheckpointReader,
+    name: str,
+    size: int,
+    eps: float,
+    traits: DecoderTraits,
+    order: Sequence[int] | None = None,
 ) -> Norm:
-    """Read a norm of hidden states. name: prefix of its tensors."""
+    """Read a norm of hidden states. name: prefix of its tensors. order: see RMSNorm."""
     if traits.norm is NormKind.RMS:
         adds_one = traits.adds_one_to_norms
-        return RMSNorm(reader, f"{name}.weight", size, eps, adds_one=adds_one)
+        return RMSNorm(reader, f"{name}.weight", size, eps, adds_one=adds_one, order=order)
+    assert order is None, "no family rotates neighbours of heads that one LayerNorm normalizes"
     bias = reader.read(f"{name}.bias", (size,)) if traits.has_norm_bias else None
     return LayerNorm(reader.read(f"{name}.weight", (size,)), bias, eps)

@@ -25,9 +25,10 @@ def read_qk_norms(
     match config.traits.qk_norm:
         case QkNorm.HEAD:
             traits = config.traits
+            order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
             return (
-                read_norm(reader, query, dim, eps, traits),
-                read_norm(reader, key, dim, eps, traits),
+                read_norm(reader, query, dim, eps, traits, order),
+                read_norm(reader, key, dim, eps, traits, order),
             )
         case QkNorm.ROTATED_HEAD:
             norm = RMSNorm(reader, None, dim, eps)

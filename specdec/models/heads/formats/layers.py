@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specdec.models.config.decoder_tensors import layer_tensors
+from specdec.models.config.families.text_models import without_image_positions
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.rope import Rope, read_rope
+from specdec.models.config.traits import LLAMA
 from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling.sampling_params import SamplingDefaults
@@ -19,9 +21,8 @@ def read_layers(
 ) -> ModelConfig:
     """Read a head's layers, as those of a decoder.
 
-    The tensors have the number of layers, their inner size, biases and norms: a config.json may be
-    that of the target. A missing `hidden_size` is the target's. num_layers: with full attention,
-    where config.json describes the layers of another model.
+    The tensors decide about the number of layers, inner size, biases and norms. num_layers: with
+    full attention, where config.json describes the layers of another model, such as the target.
     """
     if fields.raw.get("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
@@ -41,6 +42,7 @@ def read_layers(
             head_dim=fields.count("head_dim", hidden_size // num_heads),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=_read_rope(fields, target),
+            traits=replace(LLAMA, is_rope_interleaved=not _rotates_halves(fields)),
             max_position_embeddings=target.max_position_embeddings,
             tie_word_embeddings=False,
             eos_token_ids=frozenset(),
@@ -110,7 +112,13 @@ def theta_note(fields: Fields, target: ModelConfig) -> tuple[str, ...]:
 
 def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
     longest = fields.count("max_position_embeddings", target.max_position_embeddings)
-    return read_rope({**fields.raw, "max_position_embeddings": longest})
+    return read_rope({**without_image_positions(fields.raw), "max_position_embeddings": longest})
+
+
+def _rotates_halves(fields: Fields) -> bool:
+    """Return whether rotary pairs are in the halves of a head, by either key of DFlash files."""
+    default = fields.flag("is_neox_style", default=True)
+    return fields.flag("rope_is_neox_style", default=default)
 
 
 def layers_note(fields: Fields, decoder: ModelConfig) -> tuple[str, ...]:

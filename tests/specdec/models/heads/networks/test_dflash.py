@@ -27,6 +27,7 @@ from tests.specdec.models.heads.reference import (
     qkv,
     rms,
     rope,
+    rope_of_neighbours,
 )
 
 MASK, BLOCK, RANK = 17, 6, 8
@@ -92,10 +93,12 @@ def visibility(count, causal, window):
     return visible & (cols > rows - window) if window else visible
 
 
-def outputs(made, part, target_dir, *, causal=(False, False), windows=(None, None)):
+def outputs(
+    made, part, target_dir, *, causal=(False, False), windows=(None, None), neighbours=False
+):
     """Return the normed outputs of all slots, [BLOCK, HIDDEN], and the output head.
 
-    causal, windows: of each layer.
+    causal, windows: of each layer. neighbours: whether rotary pairs are neighbours.
     """
     own = load_file(target_dir / "model.safetensors")
     embedding = made.get("embed_tokens.weight", own["model.embed_tokens.weight"])
@@ -110,7 +113,10 @@ def outputs(made, part, target_dir, *, causal=(False, False), windows=(None, Non
         normed = rms(x, made[f"{prefix}.input_layernorm.weight"])
         both = torch.cat([context, normed])
         query, key, value = qkv(both, made, f"{prefix}.self_attn", sizes)
-        query, key = rope(query, positions, 10_000.0), rope(key, positions, 10_000.0)
+        query, key = (
+            rope_of_neighbours(each, 10_000.0) if neighbours else rope(each, positions, 10_000.0)
+            for each in (query, key)
+        )
         attended = attend(query[count:], key, value, visible)
         x = x + linear(attended, made, f"{prefix}.self_attn.o_proj")
         x = after_attention(x, made, prefix)
@@ -161,6 +167,15 @@ def test_what_a_slot_predicts(tmp_path, target_dir, target, config, from_anchor,
     options = {"size": size, "kernels": kernels}
     check(tmp_path, target_dir, expected, PARTS, **options)
     check(tmp_path, target_dir, expected, PARTS, borders=(5, 12), **options)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("key", ["rope_is_neox_style", "is_neox_style"])
+def test_rotary_pairs_may_be_neighbours(tmp_path, target_dir, key, kernels):
+    made = block_weights()
+    save(tmp_path, DEEPSPEC | {key: False}, made)
+    expected = reference(made, PARTS, target_dir, from_anchor=True, neighbours=True)
+    check(tmp_path, target_dir, expected, PARTS, kernels=kernels)
 
 
 def test_pickled_files_of_z_lab(tmp_path, target_dir):

@@ -259,6 +259,14 @@ def test_norm_output_of_eagle_3_1_recycles_the_normalized_output(tmp_path, targe
     check(tmp_path, target_dir, Reference(made, target_dir, norm_output=is_recycled), parts)
 
 
+@pytest.mark.parametrize("kind", ["mrope", "default"])
+def test_rotation_by_the_axes_of_images_is_that_of_text(tmp_path, target_dir, kind):
+    made, parts = eagle3_weights(), sequences()
+    scaling = {"rope_scaling": {"rope_type": kind, "mrope_section": [2, 2, 2]}}
+    save(tmp_path, CONFIG | scaling, midlayer(made))
+    check(tmp_path, target_dir, Reference(made, target_dir), parts)
+
+
 @pytest.mark.parametrize(
     ("key", "switch", "unused"),
     [
