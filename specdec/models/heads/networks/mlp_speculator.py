@@ -106,8 +106,9 @@ class MlpSpeculator(AdaptedNetwork):
         with self.running(state.runs):
             projected = _item(self.projections, index)(state.values)
         embedded = _item(self.embeddings, index)(token_ids)
-        mixed = torch.add(projected, embedded.to(projected.dtype), alpha=self.token_scale)
-        return state._replace(values=F.gelu(_item(self.norms, index)(mixed)))
+        # In 16 bits the rounding of torch.add with alpha depends on an element's place on CPUs.
+        mixed = torch.add(projected.float(), embedded.float(), alpha=self.token_scale)
+        return state._replace(values=F.gelu(_item(self.norms, index)(mixed.to(projected.dtype))))
 
 
 class StateNorm(nn.Module):

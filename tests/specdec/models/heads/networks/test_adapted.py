@@ -31,7 +31,7 @@ BLOCK_SIZE, NUM_DRAFTS = 16, 3
 class AdaptedHead:
     """A head with adapters, and one token of random sequences that it drafts after."""
 
-    def __init__(self, method, target_dir, root, kernels):
+    def __init__(self, method, target_dir, root, kernels, dtype=torch.float32):
         self.root = root
         head_dir = HEADS[method](target_dir, root / "head", [list(range(3, 20))])
         directory = head_dir if method == "mtp" else target_dir
@@ -41,13 +41,13 @@ class AdaptedHead:
             directory,
             target,
             TensorParallelGroup(),
-            dtype=torch.float32,
+            dtype=dtype,
             max_model_len=64,
             block_size=BLOCK_SIZE,
             kernels=kernels,
         )
         self.head = load_head(self.config, self.model)
-        self.adapters = HeadAdapters(torch.float32)
+        self.adapters = HeadAdapters(dtype)
         self.adapters.serve(self.head, self.config)
         layers = [2] if method == "mtp" else None
         for adapter_id in (FIRST, SECOND):
@@ -86,7 +86,7 @@ class AdaptedHead:
 
 @pytest.fixture(params=list(HEADS))
 def new_head(request, tiny_model_dir, tmp_path):
-    return lambda kernels: AdaptedHead(request.param, tiny_model_dir, tmp_path, kernels)
+    return lambda *how: AdaptedHead(request.param, tiny_model_dir, tmp_path, *how)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -102,8 +102,9 @@ def test_rows_without_an_adapter_of_the_head_have_the_same_bits(new_head, kernel
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs native kernels")
-def test_the_bits_of_a_row_do_not_depend_on_its_batch(new_head):
-    head = new_head("native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_a_row_do_not_depend_on_its_batch(new_head, dtype):
+    head = new_head("native", dtype)
     ids = [BASE, FIRST, FIRST, SECOND, EMPTY, BASE, *[FIRST] * 40, SECOND]
     rows = list(enumerate(ids))
     together = head.logits(rows)
