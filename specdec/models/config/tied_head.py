@@ -17,6 +17,7 @@ from typing import Any
 from specdec.models.weights.tensor_headers import text_name
 from specdec.models.weights.weight_files import (
     SAFETENSORS,
+    files_of_tensors,
     find_weight_files,
     safetensors_header,
 )
@@ -57,16 +58,16 @@ def has_own_head(directory: Path) -> bool:
         paths = find_weight_files(directory)
     except UnsupportedModelError:
         return False
-    places: dict[str, _Place] = {}
-    for path in paths if paths[0].suffix == SAFETENSORS else ():
-        header = safetensors_header(path)
-        names = {text_name(name): name for name in header}
-        if any(name in names for name in _CODES):
-            return True
-        for name in (_EMBEDDING, _HEAD):
-            if name in names:
-                places[name] = _place(path, header[names[name]])
-    return len(places) == 2 and not _is_equal(places[_EMBEDDING], places[_HEAD])
+    is_readable = paths[0].suffix == SAFETENSORS
+    headers = {path: safetensors_header(path) for path in paths if is_readable}
+    files = {text_name(name): (path, name) for name, path in files_of_tensors(headers).items()}
+    if any(name in files for name in _CODES):
+        return True
+    places = [
+        _place(path, headers[path][name])
+        for path, name in (files[each] for each in (_EMBEDDING, _HEAD) if each in files)
+    ]
+    return len(places) == 2 and not _is_equal(*places)
 
 
 def _place(path: Path, entry: Mapping[str, Any]) -> _Place:

@@ -24,8 +24,7 @@ from specdec.models.layers.linear import (
 )
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
 from specdec.models.lora.peft import AdapterFiles
-from specdec.models.weights.pickled_tensors import PickledTensors
-from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.stored_tensors import PickledTensors, StoredTensors, TensorSource
 from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError
 

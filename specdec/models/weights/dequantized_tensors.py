@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specdec.models.weights.checks import is_of_activations, stored_parts
 from specdec.models.weights.dequantize import WeightFormat, weight_format
-from specdec.models.weights.pickled_tensors import PickledTensors
-from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.stored_tensors import PickledTensors, StoredTensors, TensorSource
 from specdec.models.weights.tensor_headers import TensorHeader
 from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -29,38 +29,6 @@ _DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 """Types by their names in safetensors."""
-
-
-class PickledTensors:
-    """The tensors of pickled files by name, a TensorSource; files in zip format stay mapped."""
-
-    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
-        """Open all files. Raises UnsupportedModelError for content other than named tensors."""
-        self._directory = directory
-        self._tensors: dict[str, Tensor] = {}
-        for path in paths:
-            self._tensors |= read_pickled(path)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See TensorSource."""
-        return tuple(self._stored(name).shape)
-
-    def dtype(self, name: str) -> str:
-        """See TensorSource."""
-        return dtype_name(self._stored(name).dtype)
-
-    def slice(self, name: str, *window: slice) -> Tensor:
-        """See TensorSource."""
-        tensor = self._stored(name)
-        return tensor[window] if window else tensor
-
-    def _stored(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return self._tensors[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

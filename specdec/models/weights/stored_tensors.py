@@ -1,4 +1,4 @@
-"""The tensors of safetensors files, as they are stored."""
+"""The tensors of weight files by name, as they are stored."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec.models.weights.pickled_tensors import dtype_name, read_pickled
 from specdec.models.weights.tensor_headers import HeaderSource, text_name
 from specdec.models.weights.tensor_views import (
     ExpertView,
@@ -20,6 +21,7 @@ from specdec.models.weights.tensor_views import (
     TensorView,
     tensor_views,
 )
+from specdec.models.weights.weight_files import files_of_tensors
 from specdec.types.errors import UnsupportedModelError
 
 _MOST_OPEN_BYTES = 64 << 20
@@ -64,14 +66,9 @@ class StoredTensors:
         self._parts: dict[str, _StoredTensor] = {}
         self._views: dict[str, TensorView] = {}
         self._last: tuple[Path | None, Any, int] = (None, None, 0)  # an open file, and bytes read
-        for path in paths:
-            with _open(path) as file:
-                names: list[str] = file.keys()
-                for name in names:
-                    tensor = file.get_slice(name)
-                    shape = tuple(tensor.get_shape())
-                    stored = _StoredTensor(path, name, shape, tensor.get_dtype())
-                    self._tensors[text_name(name)] = stored
+        found = {path: _tensors_of(path) for path in paths}
+        for name, path in files_of_tensors(found).items():
+            self._tensors[text_name(name)] = found[path][name]
         self._add_views()
 
     def _add_views(self) -> None:
@@ -126,6 +123,48 @@ class StoredTensors:
         if name not in self._tensors:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
         return self._tensors[name]
+
+
+class PickledTensors:
+    """The tensors of pickled files by name, a TensorSource; files in zip format stay mapped."""
+
+    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
+        """Open all files. Raises UnsupportedModelError for content other than named tensors."""
+        self._directory = directory
+        found = {path: read_pickled(path) for path in paths}
+        self._tensors = {name: found[path][name] for name, path in files_of_tensors(found).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        return tuple(self._stored(name).shape)
+
+    def dtype(self, name: str) -> str:
+        """See TensorSource."""
+        return dtype_name(self._stored(name).dtype)
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """See TensorSource."""
+        tensor = self._stored(name)
+        return tensor[window] if window else tensor
+
+    def _stored(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
+        return self._tensors[name]
+
+
+def _tensors_of(path: Path) -> dict[str, _StoredTensor]:
+    """Return the tensors of a file by their stored names."""
+    with _open(path) as file:
+        names: list[str] = file.keys()
+        slices = {name: file.get_slice(name) for name in names}
+        return {
+            name: _StoredTensor(path, name, tuple(each.get_shape()), each.get_dtype())
+            for name, each in slices.items()
+        }
 
 
 def _open(path: Path) -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _NAMES = (
     "pytorch_model.bin",
 )
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_LENGTH_BYTES = 8
+_LENGTH_BYTES, _METADATA = 8, "__metadata__"
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
@@ -64,20 +65,58 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
 
     Raises UnsupportedModelError for a file that cannot be read.
     """
-    headers: dict[str, TensorHeader] = {}
-    for path in files:
-        headers |= _pickled_headers(path) if path.suffix in PICKLED else _of_safetensors(path)
-    return headers
+    headers = {
+        path: _pickled_headers(path) if path.suffix in PICKLED else _of_safetensors(path)
+        for path in files
+    }
+    return {name: headers[path][name] for name, path in files_of_tensors(headers).items()}
+
+
+def files_of_tensors(names: Mapping[Path, Iterable[str]]) -> dict[str, Path]:
+    """Return the file of each tensor. names: of the tensors in each file of a directory.
+
+    Where several have it, such as shards of another checkpoint, the index beside them decides, and
+    the last file has one that it does not name.
+    """
+    found = defaultdict[str, list[Path]](list)
+    for path, own in names.items():
+        for name in own:
+            found[name].append(path)
+    several = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assigned = _index_beside(next(iter(names))) if several else {}
+    return {
+        name: path
+        for name, paths in found.items()
+        for path in paths
+        if name not in several or path.name == _file_name(assigned.get(name, paths[-1].name))
+    }
+
+
+def _index_beside(path: Path) -> Mapping[str, object]:
+    """Return the file of each tensor by the index beside a weight file; empty without one."""
+    kind = "pytorch_model.bin.index.json" if path.suffix in PICKLED else SAFETENSORS_INDEX
+    return _weight_map(path.parent / kind) if (path.parent / kind).is_file() else {}
 
 
 def indexed_names(index: Path) -> list[str]:
     """Return the names of the files in an index, sorted. Raises UnsupportedModelError."""
+    return sorted({_file_name(each) for each in _weight_map(index).values()})
+
+
+def _weight_map(index: Path) -> Mapping[str, object]:
+    """Return the file of each tensor by an index. Raises UnsupportedModelError."""
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        found = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnsupportedModelError(f"{index} is not an index of weight files") from error
-    # Only files next to the index are read; another path could be anywhere on the disk.
-    return sorted(Path(str(name)).name for name in names)
+    if not isinstance(found, dict):
+        raise UnsupportedModelError(f"{index} is not an index of weight files")
+    return found
+
+
+def _file_name(name: object) -> str:
+    """Return a name in an index without its folder: another path could be anywhere on the disk."""
+    return Path(str(name)).name
 
 
 def _of_index(index: Path) -> tuple[Path, ...]:
@@ -95,7 +134,7 @@ def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
         headers = {
             name: TensorHeader(str(tensor["dtype"]), tuple(tensor["shape"]))
             for name, tensor in header.items()
-            if name != "__metadata__"
+            if name != _METADATA
         }
     except (KeyError, TypeError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
@@ -111,7 +150,7 @@ def _require_whole(path: Path, header: Mapping[str, Any], begin: int) -> None:
     begin: of the tensors.
     """
     try:
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        ends = [each["data_offsets"][1] for name, each in header.items() if name != _METADATA]
         needed = begin + max(ends, default=0)
     except (KeyError, TypeError, IndexError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
@@ -123,12 +162,12 @@ def _require_whole(path: Path, header: Mapping[str, Any], begin: int) -> None:
 
 
 def safetensors_header(path: Path) -> Mapping[str, Any]:
-    """Return the JSON at the beginning of a file, after its length in 8 bytes."""
-    return _read_safetensors(path)[0]
+    """Return the entries of the tensors at the beginning of a file."""
+    return {name: each for name, each in _read_safetensors(path)[0].items() if name != _METADATA}
 
 
 def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int]:
-    """Return that JSON, and the position at which the tensors begin."""
+    """Return the JSON at the beginning of a file, and the position at which the tensors begin."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))

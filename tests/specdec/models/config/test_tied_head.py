@@ -1,5 +1,6 @@
 """An output head in the files beside embeddings that config.json ties to it."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -67,3 +68,15 @@ def test_a_head_alone_is_the_embedding(tiny_model_dir, with_head, kernels):
     assert torch.equal(found, expected)
     with pytest.raises(UnsupportedModelError, match=r"no tensor model\.embed_tokens\.weight"):
         require_loadable(directory, replace(config, tie_word_embeddings=False))
+
+
+def test_the_index_decides_about_a_head_of_several_files(tmp_path):
+    embedding = torch.ones(4, 3)
+    first = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
+    save_file(first, tmp_path / "a.safetensors")
+    save_file({"lm_head.weight": 2 * embedding}, tmp_path / "b.safetensors")
+    for owner, is_other in (("a", False), ("b", True)):
+        files = dict.fromkeys(first, "a.safetensors") | {"lm_head.weight": f"{owner}.safetensors"}
+        index = {"weight_map": files | {"x": "b.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert has_own_head(tmp_path) is is_other

@@ -3,12 +3,13 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdec.models.weights.pickled_tensors import PickledTensors
+from specdec.models.weights.stored_tensors import PickledTensors, StoredTensors
 from specdec.models.weights.weight_files import find_weight_files, read_headers
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.weights.test_checkpoint import WritesAFile
@@ -17,8 +18,8 @@ TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfl
 SHAPES = {"a": (2, 3), "b": (4,)}
 
 
-def write(path):
-    (save_file if path.suffix == ".safetensors" else torch.save)(TENSORS, path)
+def write(path, tensors=TENSORS):
+    (save_file if path.suffix == ".safetensors" else torch.save)(tensors, path)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,7 @@ def test_shapes_of_one_file(tmp_path, name):
 def test_files_of_an_index(tmp_path, stem):
     suffix = "." + stem.split(".")[1]
     for name, tensor in TENSORS.items():
-        path = tmp_path / f"part-{name}{suffix}"
-        (save_file if suffix == ".safetensors" else torch.save)({name: tensor}, path)
+        write(tmp_path / f"part-{name}{suffix}", {name: tensor})
     weight_map = {name: f"../part-{name}{suffix}" for name in TENSORS}
     (tmp_path / f"{stem}.index.json").write_text(json.dumps({"weight_map": weight_map}))
     files = find_weight_files(tmp_path)
@@ -46,6 +46,28 @@ def test_files_of_an_index(tmp_path, stem):
     (tmp_path / f"part-a{suffix}").unlink()
     with pytest.raises(UnsupportedModelError, match=r"names part-a.* which does not exist"):
         find_weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stem", "read"),
+    [("model.safetensors", StoredTensors), ("pytorch_model.bin", PickledTensors)],
+)
+@pytest.mark.parametrize("owner", ["part-1", "part-2"])
+def test_the_index_decides_about_a_tensor_of_several_files(tmp_path, stem, read, owner):
+    suffix = Path(stem).suffix
+    for place in (1, 2):
+        content = {"a": torch.full((place, 3), float(place)), f"own-{place}": torch.ones(2)}
+        write(tmp_path / f"part-{place}{suffix}", content)
+    weight_map = {f"own-{place}": f"part-{place}{suffix}" for place in (1, 2)}
+    index = tmp_path / f"{stem}.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map | {"a": f"{owner}{suffix}"}}))
+    files, place = find_weight_files(tmp_path), int(owner[-1])
+    shapes = {name: each.shape for name, each in read_headers(files).items()}
+    assert shapes == {"a": (place, 3), "own-1": (2,), "own-2": (2,)}
+    assert (read(files, tmp_path).slice("a") == place).all()
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert read_headers(files)["a"].shape == (2, 3), "that of the last file"
+    assert (read(files, tmp_path).slice("a") == 2).all()
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
