@@ -304,8 +304,10 @@ def _complete(tokenizer: Any, directory: Path) -> None:
 
     Its beginning and end, where only config.json names them, by id (null in tokenizer_config.json
     means none); and whether the text gets a space before it, which tokenizer_config.json may
-    change.
+    change. The tokens of a byte-level pre-tokenizer have its decoder: some files of Mistral have
+    that of SentencePiece.
     """
+    from tokenizers import decoders
     from tokenizers.pre_tokenizers import ByteLevel
 
     settings, config = (
@@ -323,6 +325,13 @@ def _complete(tokenizer: Any, directory: Path) -> None:
     if isinstance(prefix, bool) and isinstance(pre_tokenizer, ByteLevel):
         pre_tokenizer.add_prefix_space = prefix
         backend.pre_tokenizer = pre_tokenizer
+    if _is_byte_level(pre_tokenizer) and not _is_byte_level(backend.decoder):
+        backend.decoder = decoders.ByteLevel()
+
+
+def _is_byte_level(part: Any) -> bool:
+    """Return whether a pre-tokenizer or decoder, or a part of it, is byte-level."""
+    return part is not None and b'"type":"ByteLevel"' in part.__getstate__()
 
 
 def _missing_package(directory: Path) -> str | None:

@@ -306,6 +306,22 @@ def test_tokenizer_config_json_may_put_a_space_before_the_text(
     assert Tokenizer(own_dir).encode("river") == plain.encode(text).ids
 
 
+@pytest.mark.parametrize("decoder", ["sentencepiece", "none"])
+def test_the_tokens_of_a_byte_level_pre_tokenizer_have_its_decoder(
+    own_dir: Path, decoder: str
+) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders
+
+    backend = Backend.from_file(str(own_dir / "tokenizer.json"))
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(parts) if decoder == "sentencepiece" else None
+    backend.save(str(own_dir / "tokenizer.json"))
+    tokenizer = Tokenizer(own_dir)
+    assert tokenizer.is_byte_level
+    assert tokenizer.decode(tokenizer.encode("a river\nand ü")) == "a river\nand ü"
+
+
 OWN_CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
 
 
