@@ -116,7 +116,6 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     indices = {index for name in source.shapes if (index := family.index(name)) is not None}
     kept = source.restricted(lambda name: family.index(name) == min(indices))
     names = kept.renamed(family.canonical)
-    is_glm = "Glm" in target.architecture or "glm" in str(source.fields.raw.get("model_type"))
     has_final_norm = "norm.weight" in names
     shape = FusedShape(
         decoder=_read_layer(source, names, target, family),
@@ -125,7 +124,7 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
         normalizes_inputs=True,
         is_feature_first=family.is_feature_first,
         has_final_norm=has_final_norm,
-        recycles_norm=has_final_norm and not is_glm,
+        recycles_norm=has_final_norm,
         adds_one=family.adds_one,
         has_embedding="embed_tokens.weight" in names,
         has_lm_head="lm_head.weight" in names,

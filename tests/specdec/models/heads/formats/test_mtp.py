@@ -34,20 +34,13 @@ class Family:
     block: str  # prefix of the decoder layer
     feature_first: bool = False
     zero_centred: bool = False
-    recycles_norm: bool = True
     config: tuple = ()
 
 
-def deepseek(recycles_norm=True, config=()):
+def deepseek(config=()):
     names = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "shared_head.head", "embed_tokens")
     prefix = f"model.layers.{NUM_LAYERS}."
-    return Family(
-        prefix,
-        dict(zip(OURS, names, strict=True)),
-        prefix,
-        recycles_norm=recycles_norm,
-        config=config,
-    )
+    return Family(prefix, dict(zip(OURS, names, strict=True)), prefix, config=config)
 
 
 FAMILIES = {
@@ -76,12 +69,11 @@ FAMILIES = {
         zero_centred=True,
     ),
     "deepseek": deepseek(),
-    "glm": deepseek(recycles_norm=False, config=(("model_type", "glm4"),)),
+    "glm": deepseek(config=(("model_type", "glm4"),)),
     "ernie": Family(
         "model.mtp_",
         dict(zip(OURS[:3], ("emb_norm.0", "hidden_norm.0", "linear_proj.0"), strict=True)),
         "model.mtp_block.0.",
-        recycles_norm=False,
     ),
 }
 
@@ -139,9 +131,8 @@ def reference(made, parts, target_dir, family):
         x = torch.cat(parts[::-1] if family.feature_first else parts, dim=1)
         return layer(x @ made["fc.weight"].T, made, "layers.0", sizes)
 
-    recycle = final if family.recycles_norm else lambda x: x
     return torch.stack(
-        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, recycle, 5) for part in parts]
+        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, final, 5) for part in parts]
     )
 
 

@@ -77,8 +77,7 @@ class Kind:
     """A target and its MTP layer.
 
     config: of transformers, with its class. attention: shapes of its tensors. sizes: of the
-    reference's attention. mixture: None for an MLP. recycles_norm: whether the next token's feature
-    is normalized.
+    reference's attention. mixture: None for an MLP.
     """
 
     model: str
@@ -87,7 +86,6 @@ class Kind:
     sizes: object
     mixture: Mixture | None
     has_shared: bool = False
-    recycles_norm: bool = True
 
     def shapes(self):
         linears = {f"self_attn.{name}": shape for name, shape in self.attention.items()}
@@ -192,7 +190,6 @@ KINDS = {
         Layers(head_dim=16, rotated=8),
         Mixture(EXPERTS, 3, scale=2.5),
         has_shared=True,
-        recycles_norm=False,
     ),
 }
 RUNS = [
@@ -240,12 +237,9 @@ def expected_logits(kind, made, parts):
         x = torch.cat([embedded, features], dim=1) @ made["eh_proj.weight"].T
         return kind.layer(x, made)
 
-    def recycle(x):
-        return final(x) if kind.recycles_norm else x
-
     head = made["shared_head.head.weight"]
     return torch.stack(
-        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, recycle, 5) for part in parts]
+        [drafted(part, part.hidden, run, lambda x: final(x) @ head.T, final, 5) for part in parts]
     )
 
 
