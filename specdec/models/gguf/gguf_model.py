@@ -25,12 +25,11 @@ _LOCAL_THETA = "rope.freq_base_swa"
 _EMBEDDINGS, _LM_HEAD = "token_embd.weight", "output.weight"
 _MAX_LAYERS = 10_000
 _TEXT_KEYS = (".rope.scaling.type", ".tensor_data_layout")
-_CONTROL = 3  # the type of a token that is not text
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TURN_ENDS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endofturn|>", "<end_of_turn>"}
 )
-"""Control tokens that end a turn by their name, as in llama.cpp: older files lack eot_token_id."""
+"""Tokens that end a turn by their name, as in llama.cpp: older files lack eot_token_id."""
 
 
 def family_of(header: GGUFHeader) -> GGUFFamily:
@@ -138,16 +137,14 @@ class GGUFModel:
         return config
 
     def end_token_ids(self) -> list[int]:
-        """Return the tokens that end a text: of keys, and control tokens by their name."""
+        """Return the tokens that end a text: of keys, and by their name, whatever their type.
+
+        Fine-tunes add tokens of turns that are not control tokens.
+        """
         metadata = self.header.metadata
         given = [metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
         tokens = metadata.get("tokenizer.ggml.tokens") or ()
-        kinds = metadata.get("tokenizer.ggml.token_type") or ()
-        named = (
-            index
-            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-            if kind == _CONTROL and token in _TURN_ENDS
-        )
+        named = (index for index, token in enumerate(tokens) if token in _TURN_ENDS)
         return list(dict.fromkeys([*(each for each in given if each is not None), *named]))
 
     @property

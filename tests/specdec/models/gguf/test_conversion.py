@@ -261,9 +261,15 @@ def test_end_tokens_are_those_of_all_keys_and_of_turns(save, tmp_path):
     assert generation["eos_token_id"] == [2, 7, 8]
 
 
-def test_a_control_token_that_ends_turns_ends_a_text(save, tmp_path):
+@pytest.mark.parametrize("kind", [gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED])
+def test_a_token_that_ends_turns_ends_a_text(save, tmp_path, kind):
     """The tokenizer has <|im_end|> as 2, and the file names another end of a text."""
+
+    def change(writer):
+        writer.add_eos_token_id(0)
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value[2] = kind
+
     directory = save("llama")
     path = tmp_path / "m.gguf"
-    write_family(directory, path, "llama", nothing, last_keys=lambda w: w.add_eos_token_id(0))
+    write_family(directory, path, "llama", nothing, last_keys=change)
     assert ModelConfig.from_directory(converted(path, tmp_path)).eos_token_ids == {0, 2}
