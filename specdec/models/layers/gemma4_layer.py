@@ -127,7 +127,7 @@ class ScaledMixture(SparseMLP):
 
         routed: [T, hidden_size].
         """
-        routes = route(self.router(self.norm(routed) * self.scale), None, self.rule)
+        routes = route(self.router.in_float32(self.norm(routed) * self.scale), None, self.rule)
         scaled = Routes(routes.weights * self.factors[routes.chosen], routes.chosen)
         return self.group.all_reduce(self._add_one_by_one(x, scaled, torch.zeros_like(x)))
 

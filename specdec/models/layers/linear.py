@@ -151,6 +151,11 @@ class ColumnParallelLinear(nn.Module):
             return self.matrix.multiply(x)
         return self.matrix.multiply_add(self.bias, x)
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """Return what `forward` does, in float32."""
+        output = self.matrix.multiply_to_float32(x)
+        return output if self.bias is None else output + self.bias
+
 
 class RowParallelLinear(nn.Module):
     """Projection with its input split over the ranks; an all-reduce sums the partial results."""

@@ -20,7 +20,9 @@ from specdec.models.weights.checkpoint import CheckpointReader
 class SparseMLP(nn.Module):
     """A mixture of experts (Shazeer et al. 2017), divided over the ranks as `Experts` describes.
 
-    The router is not quantized: a small error of its logits would select another expert.
+    The router is not quantized, and its logits are float32 with every data type: a small error of
+    them would select another expert. transformers rounds those of some families (Mixtral, Qwen,
+    GPT-OSS), not those of DeepSeek, GLM and ERNIE; in 16 bits its choice differs in near ties.
 
     stack: the experts of this rank for Triton's kernels, which add a token's results from the best
     expert on. None where torch runs the experts one by one, and adds them in their order; the host
@@ -77,7 +79,7 @@ class SparseMLP(nn.Module):
         """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
         if self.fits_graphs:
             return self._run_grouped(x, residual)
-        routes = route(self.router(x), self.choice_bias, self.rule)
+        routes = route(self.router.in_float32(x), self.choice_bias, self.rule)
         mixed = torch.zeros_like(x) if self.shared is None else self.shared(x, None)
         mixed = self.group.all_reduce(self._add_one_by_one(x, routes, mixed))
         return mixed if residual is None else residual + mixed
@@ -106,7 +108,7 @@ class SparseMLP(nn.Module):
             base = self.shared(x, base)
         mixed = torch.zeros_like(x) if base is None else base
         if self.stack is not None:
-            routes = kernels.route(self.router(x), self.choice_bias, self.rule)
+            routes = kernels.route(self.router.in_float32(x), self.choice_bias, self.rule)
             invariant = self.backend is KernelBackend.INVARIANT
             mixed = kernels.run_experts(
                 x, routes, self.stack, self.own.start, base, invariant=invariant
