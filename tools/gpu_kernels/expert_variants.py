@@ -43,8 +43,7 @@ def expert_variants() -> Iterator[Variant]:
 def _route_variants() -> Iterator[Variant]:
     for name, (per_token, groups, size, num_chosen, is_sigmoid) in _ROUTERS.items():
         types = {
-            "logits": "*bf16",
-            **dict.fromkeys(("bias", "weights"), "*fp32"),
+            **dict.fromkeys(("logits", "bias", "weights"), "*fp32"),
             "chosen": "*i32",
             "scale": "fp32",
         }
