@@ -177,6 +177,18 @@ class SlowBodyError(SpecdecError):
         return f"the body arrives too slowly (limit {self.timeout_s:g} s for each part)"
 
 
+class EncodedBodyError(SpecdecError):
+    """The body of an HTTP request is compressed."""
+
+    def __init__(self, encoding: str) -> None:
+        """Take the value of the header."""
+        self.encoding = encoding
+        super().__init__(encoding)
+
+    def __str__(self) -> str:
+        return f"content-encoding is {_short(self.encoding)}; it must be identity, or left out"
+
+
 class HeadersTooLargeError(BodyTooLargeError):
     """The target and the headers of an HTTP request exceed the limit together."""
 

@@ -16,6 +16,7 @@ from specdec.types.errors import (
     CrashingRequestError,
     DeadlineExceededError,
     DraftFailedError,
+    EncodedBodyError,
     ForeignPageError,
     GrammarError,
     HeadersTooLargeError,
@@ -54,6 +55,7 @@ _HEADERS_OF: Mapping[int, dict[str, str]] = {
     # Otherwise the server reads the rest of the request to keep the connection open.
     408: {"Connection": "close"},
     413: {"Connection": "close"},
+    415: {"Connection": "close", "Accept-Encoding": "identity"},
     431: {"Connection": "close"},
 }
 
@@ -93,6 +95,7 @@ _SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
 _RULES: Mapping[type[BaseException], ErrorStatus] = {
     InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
     BodyTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 413),
+    EncodedBodyError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 415),
     SlowBodyError: ErrorStatus(StatusCode.DEADLINE_EXCEEDED, 408),
     HeadersTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 431),
     ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),

@@ -34,6 +34,7 @@ _TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
     404: (INVALID_REQUEST, "model_not_found"),
     408: ("timeout_error", "body_timeout"),
     413: (INVALID_REQUEST, "request_too_large"),
+    415: (INVALID_REQUEST, "encoding_not_supported"),
     421: (INVALID_REQUEST, "host_not_allowed"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     431: (INVALID_REQUEST, "headers_too_large"),

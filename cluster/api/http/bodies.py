@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from json import JSONDecodeError
 from typing import Any
 
@@ -25,7 +25,12 @@ from cluster.api.base.openai_schema import RequestModel
 from cluster.api.http.connection import BODY_ARRIVED
 from cluster.api.http.limits import HttpLimits
 from specdec.types.deadline import TimeLimit
-from specdec.types.errors import BodyTooLargeError, InvalidValueError, SlowBodyError
+from specdec.types.errors import (
+    BodyTooLargeError,
+    EncodedBodyError,
+    InvalidValueError,
+    SlowBodyError,
+)
 
 _MAX_DISCARDED_BYTES = 64 * 1024
 """The remainder of a body that is read and discarded to keep a connection open."""
@@ -39,6 +44,8 @@ MIN_BYTES_PER_S = 32 * 1024
 its part of the budget for all requests indefinitely."""
 
 MAX_JSON_DEPTH = 64
+
+_COMPRESSIONS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress"})
 
 
 class BoundedBody:
@@ -61,6 +68,14 @@ class BoundedBody:
         self._is_chunked = b"transfer-encoding" in headers
         self._is_complete = not (self._is_chunked or self._declared_bytes)
         self._check(self._declared_bytes)
+
+    def require_uncompressed(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise EncodedBodyError for a compressed body. Other codings, as utf-8, are ignored."""
+        if self._is_complete:
+            return
+        for value in (value for name, value in headers if name == b"content-encoding"):
+            if not _COMPRESSIONS.isdisjoint(each.strip() for each in value.lower().split(b",")):
+                raise EncodedBodyError(value.decode("latin-1"))
 
     @property
     def has_large_remainder(self) -> bool:
@@ -103,8 +118,9 @@ class BoundedBody:
 class LimitBodies:
     """ASGI middleware that refuses bodies above a limit with 413, before it reads the rest.
 
-    Beyond the budget for all requests the status is 429. A connection whose request has a large
-    remainder is closed after the response: the server would read it to keep the connection open.
+    A compressed body is refused with 415. Beyond the budget for all requests the status is 429. A
+    connection whose request has a large remainder is closed after the response: the server would
+    read it to keep the connection open.
     """
 
     def __init__(self, app: ASGIApp, get_limits: Callable[[], HttpLimits]) -> None:
@@ -121,7 +137,8 @@ class LimitBodies:
         with limits.budget.hold() as held:
             try:
                 body = BoundedBody(scope, receive, limits.max_body_bytes, held)
-            except BodyTooLargeError as error:
+                body.require_uncompressed(scope["headers"])
+            except (BodyTooLargeError, EncodedBodyError) as error:
                 await failure_response(failure_of(error), scope["path"])(scope, receive, send)
                 return
 

@@ -45,6 +45,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "no such model"},
     408: {"model": ErrorBody, "description": "the body did not arrive in time"},
     413: {"model": ErrorBody, "description": "the body is too large"},
+    415: {"model": ErrorBody, "description": "the body is compressed"},
     421: {"model": ErrorBody, "description": "the host name is not one of the service's"},
     429: {"model": ErrorBody, "description": "too many requests; Retry-After has a hint"},
     500: {"model": ErrorBody, "description": "an internal error; the log has the details"},

@@ -2,6 +2,7 @@
 """Limits of request bodies on every path, declared or chunked, and what is read of them."""
 
 import asyncio
+import gzip
 import json
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
@@ -84,6 +85,27 @@ async def test_deeply_nested_json_is_no_internal_error():
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "body")
 
 
+@pytest.mark.parametrize("path", ["/dashboard/generate", "/v1/completions", "/v1/messages"])
+async def test_a_compressed_body_is_refused(path):
+    """Otherwise the error was that the body is no JSON."""
+    sent = {"content-type": "application/json"}
+    async with (
+        running_server(application()) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=sent) as http,
+    ):
+        for encodings in (["gzip"], ["x-gzip"], ["identity, BR"], ["zstd", "identity"]):
+            headers = [("content-encoding", each) for each in encodings]
+            refused = await http.post(path, content=gzip.compress(b"{}"), headers=headers)
+            message = f"content-encoding is '{encodings[0]}'; it must be identity, or left out"
+            assert (refused.status_code, refused.json()["error"]["message"]) == (415, message)
+            assert refused.headers["accept-encoding"] == "identity"
+        for encoding in ("Identity", "", "utf-8"):  # the last is a known mistake of clients
+            plain = await http.post(path, content=b"[]", headers={"content-encoding": encoding})
+            assert plain.status_code == 400
+        empty = await http.get("/health", headers={"content-encoding": "gzip"})
+        assert empty.status_code == 200
+
+
 async def echo(scope, receive, send):
     """Stand for Serve's proxy, which reads whatever comes."""
     message = await receive()
@@ -100,6 +122,8 @@ async def test_serves_proxy_gets_whole_bodies_within_the_limit():
         async with httpx.AsyncClient() as http:
             assert (await http.post(url, content=b" " * LIMIT)).text == str(LIMIT)
             assert (await http.get(url)).text == "0"
+            compressed = {"content-encoding": "gzip"}  # for another application
+            assert (await http.post(url, content=b" ", headers=compressed)).text == "1"
             assert (await http.post(url, content=b" " * (LIMIT + 1))).status_code == 413
         async with connected(port) as client:
             await client.send(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n" + HEADERS)
