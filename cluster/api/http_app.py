@@ -108,9 +108,25 @@ class HttpApp(FastAPI):
         direct = None
         if scope["type"] == "http":
             keep_headers(scope)
+        if scope.get("method") == "HEAD":
+            scope, send = {**scope, "method": "GET"}, _sending_head(send)
         if scope.get("method") == "POST":
             direct = self._direct.get(scope["path"].removeprefix(scope.get("root_path", "")))
         await (direct or super().__call__)(scope, receive, send)
+
+
+def _sending_head(send: Send) -> Send:
+    """Return a function that sends the head of a response to GET, and drops its content.
+
+    The response ends with its head, so a stream ends, too.
+    """
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head
 
 
 def _prefix_of_another(request: Request) -> str:
@@ -125,6 +141,12 @@ def _is_browser_at_root(request: Request) -> bool:
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     accepts = request.headers.get("accept", "")
     return request.method == "GET" and path == "/" and "text/html" in accepts
+
+
+def _allowed(error: HTTPException) -> str:
+    """Return the methods of a path; HEAD is one where GET is."""
+    methods = {*(error.headers or {}).get("Allow", "").split(", ")}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 def _detail(request: Request, error: HTTPException) -> str:
@@ -151,6 +173,8 @@ def _report_errors(
         """
         if _is_browser_at_root(request):
             return RedirectResponse("dashboard/", headers=dict(SECURITY_HEADERS))
+        if error.status_code == 405:
+            error.headers = {"Allow": _allowed(error)}
         error.detail = _detail(request, error)
         name = _prefix_of_another(request)
         applications = get_applications() if get_applications and name else None

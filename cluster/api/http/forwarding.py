@@ -100,7 +100,10 @@ class ResponseHead:
 async def answer(
     app: ASGIApp, request: ForwardedRequest
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """Yield the head of the response, then its body in parts. Closing it cancels the request."""
+    """Yield the head of the response, then its body in parts.
+
+    Closing it cancels the request, and so does the head of the response to HEAD.
+    """
     messages: asyncio.Queue[Message | Exception | None] = asyncio.Queue(_MAX_BUFFERED_MESSAGES)
 
     async def run() -> None:
@@ -118,6 +121,8 @@ async def answer(
                 raise message
             if message["type"] == "http.response.start":
                 yield ResponseHead(message["status"], tuple(message["headers"]))
+                if request.method == "HEAD":
+                    return
             elif message.get("body"):
                 yield message["body"]
     finally:

@@ -1,7 +1,9 @@
+import asyncio
 import errno
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -10,6 +12,7 @@ from cluster.api.http.limits import HttpLimits
 from cluster.api.http_app import HttpApp, make_app
 from cluster.control.peers import Applications
 from specdec.types.errors import TargetFailedError
+from tests.cluster.http_server import running_server
 
 LOST = TargetFailedError("rank 1 failed: secret detail")
 
@@ -30,14 +33,59 @@ def test_liveness_and_readiness(router, health, ready):
     assert "secret" not in client.get("/health").text + client.get("/ready").text
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
+async def test_head_has_the_head_of_get(path):
+    """Load balancers and monitors send it; it was refused with 405."""
+    app = make_app(lambda: SimpleNamespace(is_ready=True, failure=None), lambda: None)
+    async with running_server(app) as port, httpx.AsyncClient() as http:
+        url = f"http://127.0.0.1:{port}{path}"
+        head, got = await http.head(url), await http.get(url)
+        again = await http.get(url)  # on the same connection
+    ignored = ("date", "x-request-id")
+    heads = [{**each.headers, **dict.fromkeys(ignored)} for each in (head, got)]
+    assert (head.status_code, heads[0], head.content) == (got.status_code, heads[1], b"")
+    assert again.content == got.content != b""
+
+
+async def test_head_of_a_stream_ends():
+    is_closed = asyncio.Event()
+
+    async def stream(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        is_closed.set()
+
+    app = HttpApp(HttpLimits, {})
+    app.mount("/stream", stream)
+    async with running_server(app) as port, httpx.AsyncClient() as http:
+        head = await http.head(f"http://127.0.0.1:{port}/stream/")
+        assert (head.status_code, head.content) == (200, b"")
+        await asyncio.wait_for(is_closed.wait(), 30)
+
+
 def test_unknown_paths_and_methods_have_the_format_of_other_errors():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     missing, wrong = client.post("/v1/audio/speech"), client.delete("/v1/models")
     assert (missing.status_code, wrong.status_code) == (404, 405)
     message = "no such path: /v1/audio/speech; /openapi.json lists those of the API"
     assert missing.json()["error"]["message"] == message
-    message = "method DELETE is not allowed for /v1/models; use GET"
-    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (message, "GET")
+    message = "method DELETE is not allowed for /v1/models; use GET, HEAD"
+    assert wrong.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/models", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/dashboard/app.js", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+    ],
+)
+def test_allow_has_the_methods_of_a_path(path, methods):
+    refused = TestClient(make_app(lambda: SimpleNamespace(), lambda: None)).patch(path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
 
 
 def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():

@@ -14,7 +14,7 @@ from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.connection import CONNECTION_LOST
 from cluster.api.http.forwarding import ForwardedRequest
 from cluster.api.http.limits import HttpLimits
-from cluster.api.http_app import make_app
+from cluster.api.http_app import HttpApp, make_app
 from protos.specdec.v1 import admin_pb2
 from tests.cluster.admin_service import operator_service
 from tests.cluster.api.front_ends.linked import LinkedFrontEnd
@@ -46,6 +46,26 @@ async def test_generation_is_answered_here_and_all_else_by_the_router(fixed_time
         through, own = await http.get(path), await replica.http.get(path)
         assert (path, through.status_code, through.content) == (path, own.status_code, own.content)
     assert (await http.get("/nothing")).status_code == 404
+
+
+async def test_head_of_a_stream_ends(replica):
+    is_closed = asyncio.Event()
+
+    async def stream(scope, receive, send):
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.Event().wait()
+        finally:
+            is_closed.set()
+
+    app = HttpApp(HttpLimits, {})
+    app.mount("/stream", stream)
+    front_end = await LinkedFrontEnd.start(replica.router, app)
+    transport = httpx.ASGITransport(front_end.app(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        head = await asyncio.wait_for(client.head("/stream/"), 30)
+    assert (head.status_code, head.content, is_closed.is_set()) == (200, b"", True)
+    front_end.close()
 
 
 class Context:
