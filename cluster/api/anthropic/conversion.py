@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +47,8 @@ def to_chat(
     has_parser: whether the service separates reasoning by marks, so that a budget can end it.
     """
     messages = list(_messages(request))
+    while messages and _is_empty_answer(messages[-1]):
+        messages.pop()
     require_count("messages", len(messages), 1, MAX_CHAT_MESSAGES, "with the results of calls")
     fields: dict[str, Any] = {
         "messages": messages,
@@ -80,6 +82,11 @@ def _tool(tool: ToolParam) -> dict[str, Any]:
         "strict": tool.strict,
     }
     return {"type": "function", "function": function}
+
+
+def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+    content = [value for name, value in message.items() if name != "role"]
+    return message["role"] == "assistant" and not any(content)
 
 
 def _is_prefill(message: Mapping[str, Any]) -> bool:
@@ -152,14 +159,19 @@ def _turns(message: MessageParam, field: str) -> Iterator[dict[str, Any]]:
             content = f"Error: {text}" if block.is_error else text
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-    turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    turn: dict[str, Any] = {"role": message.role, "content": _joined(texts)}
     if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
         require_count(field, len(calls), 0, MAX_TOOLS, "tool_use blocks")
         turn["tool_calls"] = calls
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
-        turn["reasoning_content"] = "\n".join(thoughts)
+        turn["reasoning_content"] = _joined(thoughts)
     if texts or len(turn) > 2:
         yield turn
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Join the texts of blocks; an empty one adds nothing."""
+    return "\n".join(filter(None, texts))
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

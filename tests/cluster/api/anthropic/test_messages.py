@@ -13,7 +13,7 @@ from fastapi import Request
 from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.messages import MessageBody, MessagesBuilder, _complete
-from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.openai_errors import failure_of
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
@@ -86,15 +86,50 @@ async def test_a_last_message_of_the_assistant_is_continued(http):
     assert counted.json() == {"input_tokens": plain["usage"]["prompt_tokens"]}
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", [{"type": "text", "text": "I ask."}, {"type": "tool_use", "id": "a", "name": "ask",
-                                              "input": {}}]],
-)  # fmt: skip
-async def test_what_is_no_beginning_of_an_answer_is_not_continued(content):
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+async def test_a_call_is_no_beginning_of_an_answer():
+    call = {"type": "tool_use", "id": "a", "name": "ask", "input": {}}
+    content = [{"type": "text", "text": "I ask."}, call]
+    messages = [*BODY["messages"], {"role": "assistant", "content": content}]
     request = MessagesRequest(max_tokens=1, messages=messages)
     assert not to_chat(request, None).continue_final_message
+
+
+NO_TEXT = {"type": "text", "text": ""}
+NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": "a"}
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [""],
+        [[NO_TEXT]],
+        [[NO_TEXT, NO_TEXT]],
+        [[NO_THOUGHT]],
+        [[NO_THOUGHT, NO_TEXT]],
+        ["", [NO_TEXT], [NO_THOUGHT], ""],
+    ],
+)
+async def test_an_empty_beginning_of_an_answer_changes_nothing(http, contents):
+    """It was a turn of the prompt, which the model had ended without a word."""
+    turns = [*BODY["messages"], *({"role": "assistant", "content": each} for each in contents)]
+    counts = [
+        (await http.post(f"{URL}/count_tokens", json={"messages": each})).json()["input_tokens"]
+        for each in (turns, BODY["messages"])
+    ]
+    assert counts[0] == counts[1]
+    with pytest.raises(InvalidValueError, match="messages"):
+        to_chat(CountTokensRequest(messages=turns[1:]), None)
+
+
+async def test_empty_blocks_add_nothing_to_a_message():
+    thought, text = {**NO_THOUGHT, "thinking": "Hm."}, {**NO_TEXT, "text": "The baker"}
+    plain, padded = [thought, text], [NO_THOUGHT, thought, NO_THOUGHT, NO_TEXT, text, NO_TEXT]
+    chats = [
+        to_chat(CountTokensRequest(messages=[{"role": "assistant", "content": each}]), None)
+        for each in (plain, padded)
+    ]
+    assert chats[0] == chats[1]
+    assert chats[0].continue_final_message
 
 
 async def test_a_stream_has_the_events_of_the_client(http):
