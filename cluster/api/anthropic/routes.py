@@ -23,7 +23,9 @@ from cluster.replica.router import Router
 
 
 class MessagesHandler(RequestHandler):
-    """Wrapper of the routes, with Anthropic's errors."""
+    """Wrapper of the routes, with Anthropic's errors and header of the request id."""
+
+    id_headers = (*RequestHandler.id_headers, b"request-id")
 
     def failure_response(self, failure: Failure) -> Response:
         """Return the response of a request that has sent no status yet."""

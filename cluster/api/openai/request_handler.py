@@ -75,12 +75,14 @@ async def declare_headers(
 class RequestHandler:
     """Wrapper of every route of the API. Its fields are called for each request.
 
-    get_applications: None where there can be no other application to forward to.
+    get_applications: None where there can be no other application to forward to. id_headers: of
+    the request id in responses, where the API's clients read it.
     """
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
     get_applications: Callable[[], Applications | None] | None = None
+    id_headers: ClassVar[tuple[bytes, ...]] = (_RAW_ID_HEADER,)
 
     def route_class(self) -> type[HandledRoute]:
         """Return a route class whose routes pass through this handler."""
@@ -108,9 +110,9 @@ class RequestHandler:
             response.lease = request.lease
         else:
             request.lease.release()
-        if is_embedded:
-            kept = [each for each in response.raw_headers if each[0] != _RAW_ID_HEADER]  # of a peer
-            response.raw_headers = [*kept, (_RAW_ID_HEADER, request.request_id.encode())]
+        added = [each for each in self.id_headers if is_embedded or each != _RAW_ID_HEADER]
+        kept = [each for each in response.raw_headers if each[0] not in added]  # of a peer
+        response.raw_headers = [*kept, *((name, request.request_id.encode()) for name in added)]
         return response
 
     def _failed(

@@ -108,6 +108,16 @@ async def test_tokens_are_counted(client):
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
+async def test_the_client_finds_the_request_id(client, anthropic):
+    named = await create(client, extra_headers={"x-request-id": "mine"})
+    assert named._request_id == "mine"
+    with pytest.raises(anthropic.BadRequestError) as error:
+        await create(client, max_tokens=0, extra_headers={"x-request-id": "mine"})
+    assert error.value.request_id == "mine"
+    async with client.messages.stream(**FIELDS) as stream:
+        assert stream.request_id.startswith("req-")
+
+
 async def test_errors_are_those_of_the_client(client, anthropic, router):
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         await create(client, max_tokens=0)
