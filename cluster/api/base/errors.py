@@ -50,6 +50,10 @@ INTERNAL_MESSAGE = "internal error; the service's log has the details"
 TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
 NO_DESCRIPTOR_MESSAGE = "the service is out of file descriptors; retry later"
 
+FINAL_HEADERS: Mapping[str, str] = {"x-should-retry": "false"}
+"""Headers that stop the clients of OpenAI and Anthropic from retrying, which they do by default
+after 408, 409, 429 and 5xx."""
+
 _HEADERS_OF: Mapping[int, dict[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
     # Otherwise the server reads the rest of the request to keep the connection open.
@@ -65,7 +69,7 @@ class ErrorStatus:
     """Status of an error for a client. `retry_after_s` is None if retrying does not help.
 
     message: in the table of rules, replaces a text that was not written for clients.
-    is_final: stops OpenAI's clients from retrying, which they do by default after a 5xx.
+    is_final: whether clients get FINAL_HEADERS.
     """
 
     grpc_code: StatusCode
@@ -84,7 +88,7 @@ class ErrorStatus:
         """The HTTP headers: hints on retries, and what the status code requires."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.is_final:
-            headers["x-should-retry"] = "false"
+            headers |= FINAL_HEADERS
         return headers | _HEADERS_OF.get(self.http_code, {})
 
 

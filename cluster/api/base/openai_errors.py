@@ -15,7 +15,7 @@ from grpc import StatusCode
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from cluster.api.base.errors import status_of
+from cluster.api.base.errors import FINAL_HEADERS, status_of
 from cluster.api.base.openai_schema import ErrorBody, ErrorDetails, RequestModel
 from specdec.types.errors import (
     ContextLengthError,
@@ -99,7 +99,7 @@ def failure_of(
     match error:
         case ApiError():
             details = _details(error.status, str(error), None, error.code)
-            return Failure(error.status, details, StatusCode.INVALID_ARGUMENT)
+            return Failure(error.status, details, StatusCode.INVALID_ARGUMENT, FINAL_HEADERS)
         case RequestValidationError():
             error = _validation_error(error, model)
         case HTTPException():

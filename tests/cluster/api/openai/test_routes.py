@@ -116,5 +116,5 @@ async def test_demand_is_what_a_full_queue_refuses_too(http, router, monkeypatch
 )
 async def test_what_a_causal_model_cannot_serve_is_refused_plainly(http, path, instead):
     response = await http.post(path, json={"input": "a"})
-    assert response.status_code == 501
+    assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
     assert instead in response.json()["error"]["message"]
