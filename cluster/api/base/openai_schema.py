@@ -56,6 +56,10 @@ class RequestModel(BaseModel):
         shared = type(self).model_fields.keys() & model.model_fields.keys()
         return {name: getattr(self, name) for name in shared}
 
+    def names(self) -> dict[str, str]:
+        """Return the client's names of fields, by the engine's."""
+        return {**self.api_names, **self.sent_names()}
+
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""
         return {}

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Response
 
@@ -47,8 +47,6 @@ from specdec.types.request import GenerateRequest
 class GenerationRequest(Protocol):
     """Interface of the requests of all APIs that generate. Fields are as in `RequestModel`."""
 
-    api_names: ClassVar[Mapping[str, str]]
-
     @property
     def model(self) -> str | None:
         """Name of the model, if there is one."""
@@ -61,8 +59,8 @@ class GenerationRequest(Protocol):
     def stream(self) -> bool:
         """Return whether the response is a stream."""
 
-    def sent_names(self) -> dict[str, str]:
-        """Return the names that the client used for fields with several spellings."""
+    def names(self) -> dict[str, str]:
+        """Return the client's names of fields, by the engine's."""
 
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -115,7 +113,6 @@ async def generate_response(
     """
     context = handler.context(request, request_id if isinstance(request_id, str) else None)
     request_ids = context.request_id, *(request_id if isinstance(request_id, list) else ())
-    get_names = request.get_names = partial(_names, body)
     router, watch = handler.get_router(), DisconnectWatch(request.scope, request.receive)
     response: Response | None = None
     try:
@@ -123,8 +120,8 @@ async def generate_response(
             handler.get_keys().check_priority(authorization_of(request), body.priority)
             router.require_model(model := check_model(body.model or ""))
             arrival = router.arrive(request_ids, model, operation, num_choices)
-            response = await _respond(handler, prepare, body, context, arrival, get_names)
-        if headers := warning_headers(context.warnings, get_names):
+            response = await _respond(handler, prepare, body, context, arrival)
+        if headers := warning_headers(context.warnings, body.names):
             response.headers.update(headers)
     except BaseException:
         watch.close()
@@ -144,7 +141,6 @@ async def _respond(
     body: Body,
     context: RequestContext,
     arrival: Arrival,
-    get_names: Callable[[], Mapping[str, str]],
 ) -> Response:
     """Prepare a request that has arrived, and return its response."""
     router, deadline = handler.get_router(), context.deadline
@@ -152,13 +148,8 @@ async def _respond(
         builder = await prepare(router, body, context)
     generate = partial(_outputs, router, builder, arrival, deadline)
     if body.stream:
-        return await _stream(handler, builder, generate, deadline, get_names)
+        return await _stream(handler, builder, generate, deadline, body.names)
     return await _complete(builder, generate())
-
-
-def _names(body: GenerationRequest) -> Mapping[str, str]:
-    """Return the client's names of fields, by the engine's."""
-    return {**body.api_names, **body.sent_names()}
 
 
 async def _stream(

@@ -101,7 +101,7 @@ class RequestHandler:
             response = await handle(request)
         except Exception as error:
             request.lease.release()  # before the response, which can fail, too
-            names = request.get_names() if request.get_names else model.api_names if model else {}
+            names = request.get_names() if request.get_names else {}
             response = self._failed(_unwrapped(error), model, names)
         except BaseException:
             request.lease.release()
@@ -237,7 +237,9 @@ def _reading(
     """Return a handler that reads the body for `endpoint`."""
 
     async def handle(request: ApiRequest) -> Response:
-        return await endpoint(body=await request.read(model), request=request)
+        body = await request.read(model)  # its errors have the client's names
+        request.get_names = body.names
+        return await endpoint(body=body, request=request)
 
     return handle
 

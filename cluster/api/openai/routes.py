@@ -102,7 +102,6 @@ def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
     async def input_tokens(body: ResponsesRequest, request: ApiRequest) -> Response:
         """Count the input tokens of a response."""
         router = handler.get_router()
-        request.get_names = lambda: {**body.api_names, **body.sent_names()}
         count = await count_prompt(handler, response_chat(router, body), request)
         return _json(InputTokens(object="response.input_tokens", input_tokens=count))
 

@@ -282,6 +282,21 @@ async def test_too_many_calls_in_a_message_are_refused(http):
         assert message.startswith("messages[1].content length is 129; it must be from 0 to 128")
 
 
+@pytest.mark.parametrize("path", [URL, f"{URL}/count_tokens"])
+@pytest.mark.parametrize(
+    ("tools", "field"),
+    [
+        ([{**TOOL, "input_schema": {"type": "string"}}], "tools[0].input_schema.type"),
+        ([TOOL, TOOL], "tools[1].name"),
+    ],
+)
+async def test_the_error_of_a_tool_has_the_name_that_was_sent(http, path, tools, field):
+    body = BODY if path == URL else {"messages": BODY["messages"]}
+    response = await http.post(path, json={**body, "tools": tools})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{field} is ")
+
+
 async def test_what_a_chat_does_not_accept_is_an_invalid_value(monkeypatch):
     monkeypatch.setattr(conversion, "_tool_choice", lambda request: {"tool_choice": "often"})
     with pytest.raises(InvalidValueError, match=r"^tool_choice is 'often'; it must be"):

@@ -1,6 +1,7 @@
 """Common behaviour of the endpoints that generate: errors, deadlines, request ids."""
 
 import json
+import re
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from specdec.types.errors import TargetFailedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Ask the baker"}]})
+USER = [{"role": "user", "content": "Ask the baker"}]
+CHAT = ("/v1/chat/completions", {"messages": USER})
 COMPLETION = ("/v1/completions", {"prompt": "The river"})
 RESPONSE = ("/v1/responses", {"input": "Ask the baker"})
 ALL = pytest.mark.parametrize(
@@ -101,6 +103,28 @@ async def test_demand_is_what_a_full_queue_refuses_too(http, router, monkeypatch
     assert await status(path, **body, **limit) == (429, 2)
     assert await status(path, **body, **limit, stream=True) == (429, 3)
     assert await status("/tokenize", prompt="The river") == (429, 3), "it generates nothing"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": USER, "max_tokens": "2"}),
+        ("/v1/chat/completions", {"messages": USER, "logprobs": "yes"}),
+        ("/v1/chat/completions", {"messages": USER, "prompt": "a"}),
+        ("/v1/completions", {"prompt": "a", "token_ids": [1]}),
+        ("/v1/responses", {"input": "a", "max_tokens": 2}),
+        ("/v1/responses", {"input": "a", "prompt": {"id": "a"}}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 2, "stop": "a"}),
+        ("/generate", {"text": "a", "max_tokens": 2}),
+        ("/tokenize", {"prompt": "a", "text": "a"}),
+    ],
+)
+async def test_the_error_of_an_invalid_field_has_the_name_that_was_sent(http, path, body):
+    """The engine's field of that name has another one in the API, which was named instead."""
+    response = await http.post(path, json=body)
+    (*_, field) = body
+    assert response.status_code == 400
+    assert field in re.split(r"[ ']", response.json()["error"]["message"].split(";")[0])
 
 
 @pytest.mark.parametrize(
