@@ -34,6 +34,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Values that request nothing; in every field an empty value (false, "", [], {}) is another."""
 _EMPTY: tuple[Any, ...] = (False, "", [], {})
+_OPTIONS_OF_REQUESTS = frozenset({"web_search_options"})
+"""Fields whose empty object requests something, with its default options."""
 
 _NO_DISAGGREGATION = "left out: prompts and answers are computed by one replica"
 _NOT_RETURNED = "left out: the model's inner state is not returned"
@@ -73,5 +75,7 @@ ENGINE_FIELDS: Mapping[str, str] = MappingProxyType(
 
 def is_neutral(name: str, value: Any) -> bool:
     """Return whether a value of an unsupported field requests nothing; 1 is not true."""
+    if value == {} and name in _OPTIONS_OF_REQUESTS:
+        return False
     neutral = (*_EMPTY, *_NEUTRAL.get(name, ()))
     return any(type(value) is type(each) and value == each for each in neutral)

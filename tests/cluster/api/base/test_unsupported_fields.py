@@ -70,6 +70,7 @@ def test_a_neutral_value_counts_as_left_out(model, fields):
         (CompletionRequest, "best_of", True),  # equal to 1, and no number
         (ChatRequest, "modalities", ["text", "audio"]),
         (ChatRequest, "separate_reasoning", "no"),
+        (ChatRequest, "web_search_options", {}),  # how OpenAI's example requests a search
         (ChatRequest, "guided_decoding_backend", "xgrammar"),
         (ResponsesRequest, "background", True),
         (GenerateRequest, "log_metrics", 0),
