@@ -258,7 +258,7 @@ def _unknown_field(
     if parent is not None:
         limit = f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
         return InvalidValueError(field, value, limit)
-    fields = [known for each in models for known in each.model_fields]
+    fields = [known for each in models for known in each.model_fields if known != name]
     nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
     return UnknownFieldError(field, value, f"did you mean {nearest[0]}?" if nearest else "")
 

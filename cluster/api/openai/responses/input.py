@@ -24,6 +24,7 @@ from cluster.api.openai.schemas.response_items import (
     MediaPart,
     PlacedTool,
     ReasoningItem,
+    RefusalPart,
     function_name,
 )
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest
@@ -125,12 +126,18 @@ def _other_turn(item: InputMessage | CallOutput) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
 
 
-def _text(content: str | Sequence[InputPart | MediaPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(
-        OMITTED_MEDIA if isinstance(each, MediaPart) else each.text for each in content
-    )
+def _text(content: str | Sequence[InputPart | RefusalPart | MediaPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(map(_part_text, content))
+
+
+def _part_text(part: InputPart | RefusalPart | MediaPart) -> str:
+    match part:
+        case InputPart():
+            return part.text
+        case RefusalPart():
+            return part.refusal
+        case MediaPart():
+            return OMITTED_MEDIA
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:

@@ -57,8 +57,27 @@ class MessagePart(InputPart):
     """A part of a message; one that is no text is refused with the reason."""
 
     type: Annotated[
-        Literal["input_text", "output_text", "text"], text_type("input_text", "output_text", "text")
+        Literal["input_text", "output_text", "text"],
+        text_type("input_text", "output_text", "text", "refusal"),
     ]
+
+
+class RefusalPart(RequestModel):
+    """The text with which an earlier answer of another model refuses."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _part_type(part: Any) -> str:
+    is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
+    return "refusal_part" if is_refusal else "text_part"
+
+
+_MessagePart = Annotated[
+    Annotated[MessagePart, Tag("text_part")] | Annotated[RefusalPart, Tag("refusal_part")],
+    Discriminator(_part_type),
+]
 
 
 class InputMessage(RequestModel):
@@ -66,7 +85,7 @@ class InputMessage(RequestModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[MessagePart], at_most(MAX_PARTS)]
+    content: str | Annotated[list[_MessagePart], at_most(MAX_PARTS)]
     id: str | None = option(_NOT_SHOWN)
     status: str | None = option(_NOT_SHOWN)
     phase: str | None = option(_NOT_SHOWN)

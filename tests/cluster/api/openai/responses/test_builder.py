@@ -38,7 +38,37 @@ async def test_the_answer_is_that_of_the_chat(http):
     assert (body["error"], body["metadata"]) == (None, {"whose": "mine"})
 
 
-async def test_instructions_and_earlier_turns(http):
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ({"type": "input_text", "text": 3}, "P.text is 3; it must be a valid string"),
+        ({"type": "input_text"}, "P.text is None; it must be given"),
+        ({"type": "input_text", "text": "a", "refusal": "a"}, "unknown field 'P.refusal'"),
+        ({"type": "refusal"}, "P.refusal is None; it must be given"),
+        ({"type": "refusal", "refusal": 3}, "P.refusal is 3; it must be a valid string"),
+        ({"type": "refusal", "refusal": "a", "text": "a"}, "unknown field 'P.text'"),
+        ({"type": "refusal", "refusals": "a", "refusal": "a"}, "did you mean refusal?"),
+        ({"type": "input_image"}, "P.type is 'input_image'; it must be 'input_text', "),
+        ("a", "P is 'a'; it must be a JSON object"),
+    ],
+)
+async def test_the_error_of_a_part_names_its_field(http, part, error):
+    sent = {**ASKED, "input": [{"role": "assistant", "content": [part]}]}
+    response = await http.post(URL, json=sent)
+    message = response.json()["error"]["message"].replace("input[0].content[0]", "P")
+    assert (response.status_code, error in message) == (400, True), message
+    assert "did you mean text" not in message
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "output_text", "text": "Whom?", "annotations": []},
+        {"type": "refusal", "refusal": "Whom?"},  # of another model
+    ],
+    ids=["text", "refusal"],
+)
+async def test_instructions_and_earlier_turns(http, part):
     turns = [
         {"role": "user", "content": "Ask the baker"},
         {
@@ -46,7 +76,7 @@ async def test_instructions_and_earlier_turns(http):
             "id": "msg_1",
             "status": "completed",
             "role": "assistant",
-            "content": [{"type": "output_text", "text": "Whom?", "annotations": []}],
+            "content": [part],
         },
         {"role": "user", "content": [{"type": "input_text", "text": "The baker"}]},
     ]
