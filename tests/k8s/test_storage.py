@@ -137,3 +137,24 @@ def test_model_images_are_copied_before_ray_starts():
     copies = ray_templates(objects)["target"]["spec"]["initContainers"]
     assert [each["image"] for each in copies] == ["r/a:1", "r/b@sha256:" + "1" * 64]
     assert [each["env"][1]["value"] for each in copies] == ["/models/a", "/models/b.c"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "field", "key"),
+    [
+        ("extraEnv", "env", "name"),
+        ("extraVolumes", "volumes", "name"),
+        ("extraVolumeMounts", "volumeMounts", "mountPath"),
+    ],
+)
+def test_extra_entries_replace_those_of_the_chart(extra, field, key):
+    """The API server rejects a second entry with the same name or mount path."""
+    given = VALUE_SETS["extras in place of the chart's"][extra]
+    spec = ray_templates(render({extra: given}))["target"]["spec"]
+    plain = ray_templates(render())["target"]["spec"]
+    entries, own = (
+        each[field] if field in each else each["containers"][0][field] for each in (spec, plain)
+    )
+    assert entries[-1:] == given
+    assert entries[:-1] == [each for each in own if each[key] != given[0][key]]
+    assert len(entries) == len(own)

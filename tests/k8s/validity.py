@@ -23,6 +23,7 @@ _INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 def check(each: dict[str, Any], version: str = NEWEST) -> None:
     """Raise jsonschema.ValidationError if the object is invalid."""
+    _check_keys_of_lists(each)
     if custom := _custom_schema(each["kind"], each["apiVersion"]):
         custom.validate(each)
         for template in _pod_templates(each):
@@ -30,6 +31,24 @@ def check(each: dict[str, Any], version: str = NEWEST) -> None:
             _check_core({**pod, "spec": template["spec"]}, version)
     else:
         _check_core(each, version)
+
+
+_LIST_KEYS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath"}
+
+
+def _check_keys_of_lists(content: Any) -> None:
+    """Raise jsonschema.ValidationError if two entries of a list have the key that must differ."""
+    if isinstance(content, list):
+        for entry in content:
+            _check_keys_of_lists(entry)
+    if not isinstance(content, dict):
+        return
+    for name, value in content.items():
+        _check_keys_of_lists(value)
+        if name in _LIST_KEYS and isinstance(value, list):
+            keys = [entry[_LIST_KEYS[name]] for entry in value]
+            if len(set(keys)) < len(keys):
+                raise jsonschema.ValidationError(f"{name}: a key occurs twice in {keys}")
 
 
 def _check_core(each: dict[str, Any], version: str) -> None:

@@ -258,5 +258,10 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "extraVolumes": [{"name": "weights", "hostPath": {"path": "/srv"}}],
         "extraVolumeMounts": [{"name": "weights", "mountPath": "/srv"}],
     },
+    "extras in place of the chart's": {
+        "extraEnv": [{"name": "HF_HOME", "value": "/srv/hub"}],
+        "extraVolumes": [{"name": "models", "hostPath": {"path": "/srv"}}],
+        "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "subPath": "llm"}],
+    },
     "as a dependency": {"global": {"storageClass": "x"}},
 }

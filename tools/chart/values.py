@@ -112,11 +112,15 @@ class ChartValues(Values):
     keda: Keda = Field(default_factory=Keda, description="Overprovisioning of nodes with KEDA")
     tests: Tests = Field(default_factory=Tests, description="`helm test`")
     extra_env: list[KubernetesObject] = Field(
-        default_factory=list, description="Additional environment variables of Ray's containers"
+        default_factory=list,
+        description="Environment variables of Ray's containers, in addition to the chart's or in "
+        "place of those of the same name",
     )
     extra_volumes: list[KubernetesObject] = Field(
-        default_factory=list, description="Additional volumes of Ray's pods"
+        default_factory=list,
+        description="Volumes of Ray's pods, likewise: models may be a hostPath, for example",
     )
     extra_volume_mounts: list[KubernetesObject] = Field(
-        default_factory=list, description="Additional volume mounts of Ray's containers"
+        default_factory=list,
+        description="Volume mounts of Ray's containers, likewise by mountPath",
     )

@@ -8,7 +8,7 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 env:
-  {{- include "specdec.env" . | nindent 2 }}
+  {{- include "specdec.replaced" (dict "own" (include "specdec.env" .) "extra" $values.extraEnv "key" "name") | nindent 2 }}
 ports:
   {{- if eq .kind "head" }}
   - {name: gcs-server, containerPort: 6379}
@@ -28,7 +28,7 @@ lifecycle:
     exec:
       command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) . | toJson }}]
 volumeMounts:
-  {{- include "specdec.volumeMounts" . | nindent 2 }}
+  {{- include "specdec.replaced" (dict "own" (include "specdec.volumeMounts" .) "extra" $values.extraVolumeMounts "key" "mountPath") | nindent 2 }}
 {{- end -}}
 
 {{/* GPUs are set as limits, by which Ray counts them. */}}
@@ -72,9 +72,6 @@ volumeMounts:
 {{- end }}
 {{- end }}
 {{- end }}
-{{- with $values.extraEnv }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* The largest http_max_body_mib of the models; empty if none sets it. */}}
@@ -107,9 +104,6 @@ volumeMounts:
 {{- end }}
 {{- if $values.auth.adminToken.enabled }}
 - {name: admin-token, mountPath: /etc/specdec/admin-token, readOnly: true}
-{{- end }}
-{{- with $values.extraVolumeMounts }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -86,6 +86,21 @@ app.kubernetes.io/component: test
 {{- toJson $merged -}}
 {{- end -}}
 
+{{/* The own entries of a list (YAML), with the extra ones in place of those with an equal key. */}}
+{{- define "specdec.replaced" -}}
+{{- $taken := list -}}
+{{- range .extra -}}
+{{- $taken = append $taken (get . $.key) -}}
+{{- end -}}
+{{- $kept := list -}}
+{{- range fromYamlArray .own -}}
+{{- if not (has (get . $.key) $taken) -}}
+{{- $kept = append $kept . -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (concat $kept .extra) -}}
+{{- end -}}
+
 {{/*
 The given resources of CPU and memory, with defaults that contradict none: a limit is at least the
 given request, a request at most the given limit.

@@ -38,7 +38,7 @@ spec:
     - {{ include "specdec.sidecar" . | nindent 6 | trim }}
     {{- end }}
   volumes:
-    {{- include "specdec.volumes" . | nindent 4 }}
+    {{- include "specdec.replaced" (dict "own" (include "specdec.volumes" .) "extra" $values.extraVolumes "key" "name") | nindent 4 }}
 {{- end -}}
 
 {{- define "specdec.podLabels" -}}
@@ -218,9 +218,6 @@ initContainers:
   secret: {secretName: {{ include "specdec.tlsSecret" .root | quote }}, defaultMode: 0440}
 - name: envoy
   configMap: {name: {{ $fullname }}-envoy}
-{{- end }}
-{{- with $values.extraVolumes }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
