@@ -75,7 +75,7 @@ def test_names_that_could_be_of_another_type_are_strings(text):
     values = {
         "models": [{**FIRST, "name": text}],
         "workerGroups": {"target": {"enabled": False}, f"e{text}": {}, "on": {}},
-        "fullnameOverride": text,
+        "fullnameOverride": text.lstrip("0123456789"),  # begins with a letter
         "image": {"pullSecrets": [text]},
         "serviceAccount": {"create": False, "name": text},
         "auth": {"apiKeys": {"existingSecret": text}, "adminToken": {"existingSecret": text}},

@@ -40,13 +40,6 @@ def test_an_unknown_field_is_detected():
         check(service)
 
 
-def test_names_of_a_long_release_are_not_truncated_by_kuberay():
-    objects = render(name="a" * 53)
-    assert max(len(each["metadata"]["name"]) for each in objects) <= 63
-    [service] = [each for each in objects if each["kind"] == "RayService"]
-    assert len(service["spec"]["serveService"]["metadata"]["name"]) <= 50
-
-
 def test_notes_contain_example_requests():
     for name in ("laptop", "several-models", "no keys", "sidecar", "no network policy"):
         notes = render(CASES[name], notes=True)

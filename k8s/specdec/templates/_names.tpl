@@ -17,15 +17,22 @@
 
 {{/* Labels of every object except pods. */}}
 {{- define "specdec.labels" -}}
+{{- include "specdec.labelsAnd" (list . dict) -}}
+{{- end -}}
+
+{{/* The same and others of one object. Takes root and those. Users' labels replace the chart's. */}}
+{{- define "specdec.labelsAnd" -}}
+{{- $root := index . 0 -}}
+{{- merge dict (index . 1) $root.Values.commonLabels (include "specdec.ownLabels" $root | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{- define "specdec.ownLabels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 app.kubernetes.io/name: {{ include "specdec.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 app.kubernetes.io/part-of: specdec
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/*

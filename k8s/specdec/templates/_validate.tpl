@@ -4,6 +4,7 @@ the value, and ends with the fix.
 */}}
 
 {{- define "specdec.validate" -}}
+{{- include "specdec.validateNames" . -}}
 {{- include "specdec.validateModels" . -}}
 {{- include "specdec.validateGroups" . -}}
 {{- include "specdec.validateResources" . -}}
@@ -14,6 +15,25 @@ the value, and ends with the fix.
 {{- include "specdec.validateNetwork" . -}}
 {{- include "specdec.validateOperation" . -}}
 {{- include "specdec.validatePicker" . -}}
+{{- end -}}
+
+{{- define "specdec.validateNames" -}}
+{{- $fullname := include "specdec.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "fullnameOverride: the RayService would have the name %q, and KubeRay requires lower case letters, digits and dashes, beginning with a letter; set such a name" $fullname) -}}
+{{- end -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- $all := dict "commonLabels" .Values.commonLabels "head.podLabels" .Values.head.podLabels "monitoring.serviceMonitor.labels" $monitoring.serviceMonitor.labels "monitoring.rules.labels" $monitoring.rules.labels "monitoring.dashboard.labels" $monitoring.dashboard.labels -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- $_ := set $all (printf "workerGroups.%s.podLabels" $name) $group.podLabels -}}
+{{- end -}}
+{{- range $at, $labels := $all -}}
+{{- range $name := keys $labels -}}
+{{- if regexMatch "^app[.]kubernetes[.]io/(instance|component|managed-by|part-of)$" $name -}}
+{{- fail (printf "%s: the chart sets and selects by %s; remove it" $at $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "specdec.validatePicker" -}}
@@ -253,6 +273,9 @@ the value, and ends with the fix.
 
 {{- define "specdec.validateWaysIn" -}}
 {{- $values := .Values -}}
+{{- if eq (int $values.service.httpPort) (int $values.service.grpcPort) -}}
+{{- fail (printf "service.grpcPort: must differ from httpPort (%d); change one of both" (int $values.service.httpPort)) -}}
+{{- end -}}
 {{- with $values.ingress -}}
 {{- if and .enabled (not .host) -}}
 {{- fail "ingress.host: required, since an Ingress without it receives the requests for every host; write the service's host name" -}}
