@@ -65,6 +65,9 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "draft": {"enabled": True, "replicas": 2, "maxReplicas": 2, **GPU},
         },
     },
+    "slices of a gpu": {
+        "workerGroups": {"target": {"gpu": {"count": 1, "resource": "nvidia.com/mig-3g.40gb"}}}
+    },
     "amd gpus": {
         "image": {"repository": "r.example.com/specdec", "tag": "0.1.0-rocm"},
         "workerGroups": {"target": {"gpu": {"count": 2, "resource": "amd.com/gpu"}}},

@@ -83,7 +83,11 @@ class ChartValues(Values):
         description="Seconds that a stopping worker pod keeps its replicas until replacements are "
         "ready on other pods, loading of models included; the drain follows",
     )
-    head: Head = Field(default_factory=Head, description="Head pod")
+    head: Head = Field(
+        default_factory=Head,
+        description="Head pod. The endpoint picker and the pod of `helm test` have its "
+        "nodeSelector, tolerations, affinity and priorityClassName too",
+    )
     worker_groups: dict[str, WorkerGroup] = Field(
         default_factory=_worker_groups, description="Worker pods, by name of the group"
     )

@@ -56,7 +56,13 @@ app.kubernetes.io/component: {{ .name | quote }}
 
 {{/* "true" for pods on which models may run, which mount the volumes of models and cache. */}}
 {{- define "specdec.runsModels" -}}
-{{- if or (ne .kind "head") .root.Values.head.schedulable }}true{{ end -}}
+{{- if or (eq .kind "worker") (and (eq .kind "head") .root.Values.head.schedulable) }}true{{ end -}}
+{{- end -}}
+
+{{/* Scheduling of pods that are not Ray's: where the head may run. */}}
+{{- define "specdec.besideHead" -}}
+{{- $group := pick .Values.head "nodeSelector" "tolerations" "affinity" "priorityClassName" -}}
+{{- include "specdec.scheduling" (dict "root" . "group" $group "name" "" "kind" "") | trim -}}
 {{- end -}}
 
 {{- define "specdec.scheduling" }}

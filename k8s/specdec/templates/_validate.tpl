@@ -143,6 +143,9 @@ the value, and ends with the fix.
 {{- if eq $name "head" -}}
 {{- fail "workerGroups.head: the name is reserved for the head, whose values are below head; write another name" -}}
 {{- end -}}
+{{- if and (gt (int $group.gpu.count) 1) (contains "/mig-" $group.gpu.resource) -}}
+{{- fail (printf "%s.gpu.count: a process can use only one %s; write 1, and raise replicas" $at $group.gpu.resource) -}}
+{{- end -}}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) -}}
 {{- fail (printf "%s.minReplicas: %d must be at most maxReplicas (%d); lower it, or raise maxReplicas" $at (int $group.minReplicas) (int $group.maxReplicas)) -}}
 {{- end -}}
