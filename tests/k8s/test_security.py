@@ -143,6 +143,15 @@ def test_the_network_policy_selects_rays_pods_and_allows_few_ports():
     assert {port["port"] for port in clients["ports"]} == {8000, 9000}
 
 
+def test_dns_is_allowed_on_openshift_too():
+    """Its servers listen on 5353; policies apply to the port of the pod, not to the Service's."""
+    _, to_names, _ = rays_policy(render())["spec"]["egress"]
+    ports = {(each["port"], each["protocol"]) for each in to_names["ports"]}
+    assert ports == set(itertools.product((53, 5353), ("UDP", "TCP")))
+    spaces = [each["namespaceSelector"]["matchLabels"].values() for each in to_names["to"]]
+    assert [*itertools.chain(*spaces)] == ["kube-system", "openshift-dns"]
+
+
 def test_an_empty_list_of_peers_allows_no_peer():
     """In Kubernetes, `from: []` allows every peer."""
     peers = {"clients": [], "prometheus": [], "operator": [], "dns": []}
@@ -251,7 +260,7 @@ def test_the_test_pod_is_not_selected_as_rays_and_may_call_the_service(name):
     own = only(objects, "NetworkPolicy", "-test")["spec"]
     assert own["podSelector"]["matchLabels"].items() <= labels
     to_service, to_names = own["egress"]
-    assert to_names["ports"][0]["port"] == 53
+    assert to_names in policy["egress"]
     [peer] = to_service["to"]
     assert peer["podSelector"] == policy["podSelector"]
     clients = policy["ingress"][2]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tools.chart.kinds import Count, Duration, KubernetesObject, Labels, Port, Resources, Values
 
+_NGINX = "nginx.ingress.kubernetes.io"
 _MILLISECONDS = r"0*[1-9][0-9]{0,6}(\.[0-9]+)?"
 """A decimal number from 1; the picker knows the upper limit."""
 
@@ -30,9 +31,17 @@ class Ingress(Values):
     class_name: str = Field("", description="Ingress class; empty for the default class")
     host: str = Field("", description="Host name for HTTP; required")
     grpc_host: str = Field("", description="Host name for gRPC; empty: no Ingress for gRPC")
-    annotations: Labels = Field(default_factory=dict, description="Annotations of both")
+    annotations: Labels = Field(
+        default_factory=lambda: {
+            f"{_NGINX}/proxy-read-timeout": "3600",
+            f"{_NGINX}/proxy-body-size": "17m",
+        },
+        description="Annotations of both. By default NGINX forwards requests of 17 MiB instead of "
+        "1 MiB, of which the service accepts 16, and waits an hour instead of a minute for the "
+        "response",
+    )
     grpc_annotations: Labels = Field(
-        default_factory=lambda: {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"},
+        default_factory=lambda: {f"{_NGINX}/backend-protocol": "GRPC"},
         description="Annotations of the gRPC Ingress, which select gRPC as the backend protocol",
     )
 

@@ -148,7 +148,7 @@ class NetworkPolicy(Values):
     keda: list[KubernetesObject] = Field(
         default_factory=lambda: [
             {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}},
+                "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: "keda"}},
                 "podSelector": {"matchLabels": {"app": "keda-operator"}},
             }
         ],
@@ -176,13 +176,11 @@ class NetworkPolicy(Values):
     )
     dns: list[KubernetesObject] = Field(
         default_factory=lambda: [
-            {
-                "namespaceSelector": {
-                    "matchLabels": {"kubernetes.io/metadata.name": "kube-system"}
-                },
-            }
+            {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: name}}}
+            for name in ("kube-system", "openshift-dns")
         ],
-        description="DNS servers, on port 53",
+        description="DNS servers, on ports 53 and 5353; for a cache on the nodes, such as "
+        "NodeLocal DNSCache, an ipBlock with its address",
     )
     redis: list[KubernetesObject] = Field(
         default_factory=lambda: [{"podSelector": {}}],
