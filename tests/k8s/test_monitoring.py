@@ -4,13 +4,14 @@ import re
 
 import promql_parser
 import pytest
+import yaml
 
 from cluster.observability.metric_definitions import (
     CONNECTION_METRICS,
     FLEET_METRICS,
     REPLICA_METRICS,
 )
-from tests.k8s.rendering import example, of_kind, only, ray_templates, render
+from tests.k8s.rendering import CHART, example, of_kind, only, ray_templates, render
 from tests.k8s.value_sets import FIRST, KEDA, SECOND, VALUE_SETS
 from tools.monitoring.prometheus_files import FLEET_JOB, REPLICA_JOB
 
@@ -111,3 +112,15 @@ def test_placeholders_exist_and_request_the_resources_of_a_worker():
     assert placeholder["containers"][0]["resources"] == worker["containers"][0]["resources"]
     assert placeholder["priorityClassName"] == KEDA["priorityClassName"]
     assert "replicas" not in only(objects, "Deployment", target)["spec"]
+
+
+def test_a_release_is_missed_even_if_others_are_scraped():
+    rule = only(render(VALUE_SETS["monitoring"]), "PrometheusRule")["spec"]["groups"][0]["rules"]
+    [expr] = [each["expr"] for each in rule if each["alert"] == "SpecdecNotScraped"]
+    found = [{each.name: each.value for each in of.matchers.matchers} for of in selectors(expr)]
+    own = {"namespace": "llm", "service": "demo-specdec-metrics"}
+    assert found == [{**own, "job": FLEET_JOB}, {**own, "job": REPLICA_JOB}]
+    alone = render({"monitoring": {"rules": {"enabled": True}}})
+    assert only(alone, "PrometheusRule")["spec"] == yaml.safe_load(
+        (CHART / "files" / "rules.yaml").read_text()
+    )

@@ -188,4 +188,11 @@ ALERTS = (
         "critical",
         "Nothing responds at {{ $labels.instance }}.",
     ),
+    Alert(
+        "SpecdecNotScraped",
+        'absent(up{job="specdec"}) or absent(up{job="specdec-replica"})',
+        "5m",
+        "critical",
+        "Prometheus has no target with the job {{ $labels.job }}, so other alerts have no data.",
+    ),
 )
