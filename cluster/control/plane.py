@@ -63,16 +63,16 @@ _MAX_REMEMBERED = 64
 
 @dataclass(frozen=True)
 class _Received:
-    """A replica's last report with its uptime then, and when it arrived by this clock."""
+    """A replica's last report with its uptime then, and when it arrived by this clock.
+
+    started_at_s: when the replica started, by this clock and the report that was on its way for the
+    shortest time. The order of replicas that started together changes only at such a report.
+    """
 
     report: ReplicaReport
     uptime_s: float
     received_at_s: float
-
-    @property
-    def started_at_s(self) -> float:
-        """When the replica started, by this clock."""
-        return self.received_at_s - self.uptime_s
+    started_at_s: float
 
     def status(self, now_s: float) -> ReplicaStatus:
         """Return the last report; not ready, whatever it contains, if the next one is overdue."""
@@ -197,7 +197,11 @@ class ControlPlane:
             return self._replicas_needed
         if (counted := self._silent.pop(report.replica_id, None)) is not None:
             self._departed = self._departed.minus(counted)
-        self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
+        now_s = self._clock()
+        started_at_s = now_s - uptime_s
+        if before is not None:
+            started_at_s = min(started_at_s, before.started_at_s)
+        self._reports[report.replica_id] = _Received(report, uptime_s, now_s, started_at_s)
         is_busy = report.num_running + report.num_waiting > 0
         self._request_rate.report(report.replica_id, report.counts.num_requests, is_busy=is_busy)
         self.tick()

@@ -155,6 +155,25 @@ async def test_replicas_are_listed_oldest_first_with_their_ages(plane, clock):
     assert status.speculation == await plane.speculation()
 
 
+async def test_replicas_that_started_together_keep_their_order(plane, clock):
+    order = []
+    for delays_s in ((0.002, 0.001), (0.003, 0.004), (0.002, 0.003)):
+        clock.now_s += 10
+        for name, delay_s in zip(("r1", "r2"), delays_s, strict=True):
+            await plane.report(ReplicaReport(name, is_ready=True), clock.now_s - delay_s)
+        order.append([each.report.replica_id for each in (await plane.status()).replicas])
+    assert order == [["r2", "r1"]] * 3
+
+
+async def test_a_first_report_that_is_late_does_not_make_a_replica_younger(plane, clock):
+    for delays_s in ((9, 0.0), (0.0, 0.5)):
+        clock.now_s += 10
+        for name, delay_s in zip(("r1", "r2"), delays_s, strict=True):
+            await plane.report(ReplicaReport(name, is_ready=True), clock.now_s - delay_s)
+    status = await plane.status()
+    assert [each.uptime_s for each in status.replicas] == [clock.now_s] * 2
+
+
 async def test_an_outdated_report_is_ignored(plane):
     later = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=9))
     await plane.report(later, uptime_s=5.1)
