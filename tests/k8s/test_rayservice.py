@@ -70,6 +70,17 @@ def test_no_default_of_a_group_contradicts_a_given_resource(given, requests, lim
     assert resources == {"requests": requests, "limits": limits}
 
 
+@pytest.mark.parametrize("name", ["head", "target", "draft", "big"])
+def test_null_removes_a_limit(name):
+    """A limit of CPUs throttles. The chart's own groups are in values.yaml, "big" is not."""
+    given = {"resources": {"limits": {"cpu": None}}}
+    group = {"workerGroups": {name: {"enabled": True, **given}}}
+    values = {"head": given} if name == "head" else group
+    resources = ray_templates(render(values))[name]["spec"]["containers"][0]["resources"]
+    assert set(resources["requests"]) == {"cpu", "memory"}
+    assert set(resources["limits"]) == {"memory"}
+
+
 @pytest.mark.parametrize("text", ["123", "1e3", "no", "null", "0x1f"])
 def test_names_that_could_be_of_another_type_are_strings(text):
     values = {

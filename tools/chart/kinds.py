@@ -44,9 +44,11 @@ class SecretKey(Values):
 class Resources(Values):
     """Resource requests and limits of a container."""
 
-    requests: dict[str, str | int | float] = Field(
+    requests: dict[str, str | int | float | None] = Field(
         default_factory=dict, description="Requests, by resource name"
     )
-    limits: dict[str, str | int | float] = Field(
-        default_factory=dict, description="Limits, by resource name; Ray schedules by these"
+    limits: dict[str, str | int | float | None] = Field(
+        default_factory=dict,
+        description="Limits, by resource name; null removes a default one. Ray schedules by these, "
+        "or by the requests",
     )

@@ -79,13 +79,18 @@ app.kubernetes.io/component: test
 {{- default (printf "%s-admin-token" (include "specdec.fullname" .)) .Values.auth.adminToken.existingSecret -}}
 {{- end -}}
 
-{{/* Merges a mapping over its defaults recursively. Helm's own merge ignores false and 0. */}}
+{{/*
+Merges a mapping over its defaults recursively; null removes a default. Helm's own merge ignores
+false and 0.
+*/}}
 {{- define "specdec.merged" -}}
 {{- $merged := deepCopy (index . 0) -}}
 {{- range $key, $value := index . 1 -}}
 {{- $default := get $merged $key -}}
 {{- if and (kindIs "map" $value) (kindIs "map" $default) -}}
 {{- $_ := set $merged $key (include "specdec.merged" (list $default $value) | fromJson) -}}
+{{- else if kindIs "invalid" $value -}}
+{{- $_ := unset $merged $key -}}
 {{- else -}}
 {{- $_ := set $merged $key $value -}}
 {{- end -}}
@@ -141,13 +146,17 @@ given request, a request at most the given limit.
 {{- .Files.Get "files/defaults.json" -}}
 {{- end -}}
 
-{{/* The enabled worker groups with all values, as {"NAME": ...}. */}}
+{{/*
+The enabled worker groups with all values, as {"NAME": ...}. Helm has merged those of values.yaml with
+its defaults, and removed the ones that are null.
+*/}}
 {{- define "specdec.groups" -}}
 {{- $default := get (include "specdec.defaults" . | fromJson) "workerGroup" -}}
 {{- $groups := dict -}}
 {{- range $name, $given := .Values.workerGroups -}}
 {{- $group := include "specdec.merged" (list $default $given) | fromJson -}}
-{{- $_ := set $group "resources" (include "specdec.givenResources" (list $default.resources (default dict $given.resources)) | fromJson) -}}
+{{- $resources := ternary dict $default.resources (has $name (list "target" "draft")) -}}
+{{- $_ := set $group "resources" (include "specdec.givenResources" (list $resources (default dict $given.resources)) | fromJson) -}}
 {{- if $group.enabled -}}
 {{- $_ := set $groups $name $group -}}
 {{- end -}}
