@@ -85,16 +85,18 @@ def fetch(
 
     revision: a branch, a tag or a commit; None for the main branch.
     may_be_pickled: whether to take pickled weights where the repository has no safetensors.
-    A cached copy is used if the Hub does not respond within TIMEOUT_S seconds. Without one
-    ModelNotFoundError is raised, with the reason in one line.
+    A cached copy is used if the Hub does not respond within TIMEOUT_S seconds, or if its files
+    cannot be stored, as in a read-only cache. Without one ModelNotFoundError is raised, with the
+    reason in one line.
     """
+    cached = partial(_cached, repo_id, revision, partial(patterns.wanted, may_be_pickled))
     try:
         # This request comes first because it is the only one with a time-out.
         info = HfApi().model_info(
             repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S
         )
     except _FAULTS as error:
-        return _cached(repo_id, revision, partial(patterns.wanted, may_be_pickled), error)
+        return cached(error)
     sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
     wanted = patterns.wanted(may_be_pickled, sizes)
     source = f"{repo_id}@{revision}" if revision else repo_id
@@ -106,7 +108,11 @@ def fetch(
         bar_class = _reporting_bar(source, total_bytes, progress)
         return _snapshot(repo_id, revision, wanted, tqdm_class=bar_class)
     except _FAULTS as error:
-        raise ModelNotFoundError(_reason(error)) from error
+        found = cached(error)
+        if found.name == info.sha and not all((found / name).is_file() for name in wanted):
+            raise ModelNotFoundError(_reason(error)) from error
+        progress(f"warning: using the cached {source}: {_reason(error)}")
+        return found
 
 
 def _without_unread(
@@ -201,5 +207,7 @@ def _reason(error: Exception) -> str:
             return "HF_HUB_OFFLINE is set and the Hub's cache holds no copy"
         case errors.HfHubHTTPError():
             return f"the Hugging Face Hub answered HTTP {error.response.status_code}"
+        case OSError(filename=str()):
+            return f"a file of the Hugging Face Hub could not be read or stored ({error})"
     fault = " ".join(str(error.__cause__ or error).split())
     return f"the Hugging Face Hub could not be reached ({fault[:200]})"

@@ -139,6 +139,14 @@ def test_model_images_are_copied_before_ray_starts():
     assert [each["env"][1]["value"] for each in copies] == ["/models/a", "/models/b.c"]
 
 
+@pytest.mark.parametrize("name", ["existing claims", "offline", "defaults"])
+def test_the_hub_is_asked_unless_it_is_offline(name):
+    """With a read-only volume too, from which the cached commit is used."""
+    [container] = ray_templates(render(VALUE_SETS[name]))["target"]["spec"]["containers"]
+    is_offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+    assert is_offline is (name == "offline")
+
+
 @pytest.mark.parametrize(
     ("extra", "field", "key"),
     [

@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import re
 import shutil
 import socket
 import threading
@@ -7,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import huggingface_hub
 import huggingface_hub.constants
 import pytest
 
@@ -29,6 +34,7 @@ class FakeHub:
     error_code: str = ""
     downloaded: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    unavailable: set[str] = field(default_factory=set)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         self.asked.append(path)
@@ -36,6 +42,8 @@ class FakeHub:
             return self.status, {"X-Error-Code": self.error_code}, b"{}"
         if path.startswith(f"/{REPO_ID}/resolve/{COMMIT}/"):
             name = unquote(path.removeprefix(f"/{REPO_ID}/resolve/{COMMIT}/"))
+            if name in self.unavailable:
+                return 404, {}, b"{}"
             self.downloaded.append(name)
             return 200, {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}, self.files[name]
         return 200, {}, json.dumps(self._listing(path)).encode()
@@ -225,6 +233,42 @@ def test_a_copy_without_a_list_of_its_files_is_used_while_the_hub_is_down(
     shutil.rmtree(model_dir.parents[1] / "trees")
     fake_hub.status = 503
     assert resolve(REPO_ID, progress=lambda line: None) == model_dir
+
+
+@pytest.mark.parametrize("copy", ["whole", "cut", "none"])
+def test_a_cached_copy_is_used_if_another_commit_cannot_be_stored(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, copy: str
+) -> None:
+    """The cache is on a read-only volume; directory modes would not stop root."""
+    cached = None if copy == "none" else resolve(REPO_ID, progress=lambda line: None)
+    if cached is not None and copy == "cut":  # without a list of its files
+        shutil.rmtree(cached.parents[1] / "trees")
+        (cached / "model.safetensors").unlink()
+
+    def download_to_read_only_cache(repo_id: str, **options: Any) -> Any:
+        if not options.get("local_files_only"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"/models/snapshots/{'f' * 40}")
+        return huggingface_hub.snapshot_download(repo_id, **options)
+
+    monkeypatch.setattr(hub, "snapshot_download", download_to_read_only_cache)
+    lines: list[str] = []
+    reason = r"could not be read or stored \(.*Read-only file system"
+    if copy == "whole":
+        assert resolve(REPO_ID, progress=lines.append) == cached
+        assert re.match(f"warning: using the cached org/tiny: .* {reason}", lines[-1])
+    else:
+        with pytest.raises(ModelNotFoundError, match=reason):
+            resolve(REPO_ID, progress=lines.append)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_an_interrupted_download_is_not_used(fake_hub: FakeHub, name: str) -> None:
+    fake_hub.unavailable.add(name)
+    for _ in range(2):
+        with pytest.raises(ModelNotFoundError, match="404 Not Found"):
+            resolve(REPO_ID, progress=lambda line: None)
+    fake_hub.unavailable.clear()
+    assert (resolve(REPO_ID, progress=lambda line: None) / name).is_file()
 
 
 def test_a_repository_without_config_is_rejected(fake_hub: FakeHub) -> None:
