@@ -231,6 +231,18 @@ def test_the_service_has_no_endpoint_on_a_draft_worker():
     assert not wanted & named["draft"]
 
 
+def test_both_backends_of_envoy_have_limits_that_the_service_does_not_reach():
+    """Serve closes a connection that is idle for 90 seconds; Envoy must close it before."""
+    files = only(render(VALUE_SETS["sidecar"]), "ConfigMap", "-envoy")["data"]
+    clusters = yaml.safe_load(files["envoy.yaml"])["static_resources"]["clusters"]
+    assert [each["name"] for each in clusters] == ["http", "grpc"]
+    for each in clusters:
+        [limits] = each["circuit_breakers"]["thresholds"]
+        assert min(limits.values()) > 1024
+    [options] = clusters[0]["typed_extension_protocol_options"].values()
+    assert 0 < int(options["common_http_protocol_options"]["idle_timeout"].rstrip("s")) < 90
+
+
 def test_with_a_sidecar_the_service_targets_only_its_ports():
     objects = render({"tls": {"mode": "sidecar", "secretName": "cert"}})
     ports = only(objects, "RayService")["spec"]["serveService"]["spec"]["ports"]

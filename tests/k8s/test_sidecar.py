@@ -103,6 +103,25 @@ def test_grpc_calls_pass(sidecar):
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_more_streams_pass_than_envoy_allows_by_default(sidecar):
+    folder, _, port = sidecar
+    credentials = grpc.ssl_channel_credentials((folder / "tls.crt").read_bytes())
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [
+        grpc.secure_channel(f"127.0.0.1:{port}", credentials, own_connection) for _ in range(2)
+    ]
+    for channel in channels:
+        grpc.channel_ready_future(channel).result(20)
+    watches = [
+        health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        for channel in channels
+        for _ in range(600)
+    ]
+    assert {next(each).status for each in watches} == {health_pb2.HealthCheckResponse.SERVING}
+    for channel in channels:
+        channel.close()
+
+
 def test_connections_without_tls_fail(sidecar):
     _, port, _ = sidecar
     with pytest.raises(OSError):
