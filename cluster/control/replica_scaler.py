@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from cluster.config.objective import Objective
 from cluster.control.capacity import Capacity, Lengths, capacity, replicas_needed
+from specdec.engine.metrics.metrics import FAILED
 from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import Counts, HistogramCounts
 
@@ -41,13 +42,15 @@ class Totals(NamedTuple):
 
     num_requests: received, rejected ones too, each choice counted as one. prompt_tokens: those not
     found in the prefix cache, in which queued ones are not looked up yet. output_tokens: generated.
-    num_ended: requests, each choice counted as one.
+    num_ended: each choice of a completed request counted as one; failed and aborted requests count
+    once, as their choices are not measured. num_failed: the failed ones of them.
     """
 
     num_requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     num_ended: float = 0.0
+    num_failed: float = 0.0
 
     @classmethod
     def of_counters(
@@ -58,21 +61,24 @@ class Totals(NamedTuple):
         cached_tokens: float,
         output_tokens: float,
         num_ended: float,
+        num_failed: float,
         num_more_choices: float,
     ) -> Self:
-        """Return the totals of metrics. num_more_choices: of ended requests, after the first."""
+        """Return the totals of metrics. num_more_choices: of completed requests."""
         computed = prompt_tokens - cached_tokens
-        return cls(num_requests, computed, output_tokens, num_ended + num_more_choices)
+        num_choices = num_ended + num_more_choices
+        return cls(num_requests, computed, output_tokens, num_choices, num_failed)
 
     @classmethod
     def of(cls, counts: Counts, choices: HistogramCounts | None) -> Self:
-        """Return the totals of a replica. choices: those of each request that has ended."""
+        """Return the totals of a replica. choices: those of each completed request."""
         return cls.of_counters(
             num_requests=counts.num_requests,
             prompt_tokens=counts.num_prompt_tokens,
             cached_tokens=counts.num_cached_tokens,
             output_tokens=counts.num_generated_tokens,
             num_ended=sum(counts.ended.values()),
+            num_failed=counts.ended.get(FAILED, 0),
             num_more_choices=choices.total - sum(choices.counts) if choices is not None else 0.0,
         )
 
@@ -104,12 +110,16 @@ class _Sample(NamedTuple):
     def lengths(self) -> Lengths:
         """Lengths, of differences: prompts count when they are received, outputs as they grow.
 
-        Requests that are open now, more than before, are taken to have half of their output.
+        Requests that are open now, more than before, are taken to have half of their output. Failed
+        ones are censored, as far as others are half of all: requests that all fail have no length.
         """
         _, totals, num_open = self
-        prompts, outputs = (max(1.0, totals.num_ended + part * num_open) for part in (1.0, 0.5))
+        num_complete = totals.num_ended - totals.num_failed
+        outputs = max(num_complete + num_open / 2, totals.num_ended / 2)
+        prompts = totals.num_ended + num_open
         return Lengths(
-            max(0.0, totals.prompt_tokens) / prompts, max(0.0, totals.output_tokens) / outputs
+            max(0.0, totals.prompt_tokens) / max(1.0, prompts),
+            max(0.0, totals.output_tokens) / max(1.0, outputs),
         )
 
 

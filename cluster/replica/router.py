@@ -180,7 +180,6 @@ class Router(ABC):
             client = self._client_for(call.model)
             client.require_room(call.params.n)
             request = await self._prepare(request_id, call, may_expire=arrival.may_expire)
-        self.metrics.num_requests += call.params.n
         measured.on_queued(call.params, request.seed)
         outputs = client.generate(request, measured, arrival, deadline, on_admitted=on_admitted)
         outputs = self._followed(call, request, outputs, deadline)

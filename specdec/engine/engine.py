@@ -133,6 +133,7 @@ class Engine:
         self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)
         self._next_seq_id += len(sequences)
+        self._counts.num_requests += request.is_counted and len(sequences)
         self._counts.num_prompt_tokens += len(sequences) * len(request.prompt_token_ids)
 
     def check(self, request: EngineRequest) -> None:

@@ -228,7 +228,6 @@ class LLMEngine:
         preparation = preparation or Preparation(request.request_id)
         metrics = RequestMetrics(request.request_id, self.setup.metrics)
         metrics.on_queued(request.params, request.seed)
-        self.setup.metrics.num_requests += request.params.n
         builder = OutputBuilder(
             request, prepared.prompt, self.tokenizer, metrics, time.time(), self._default_verifier
         )
@@ -240,7 +239,9 @@ class LLMEngine:
                 if kind != "final_only" or step.is_last:
                     yield make_output()
         except AbortedError as error:
-            metrics.on_broken_off(error)  # no effect where the engine's thread has recorded it
+            metrics.on_refused(
+                error, request.params.n
+            )  # no effect where its stream has recorded it
             builder.abort()
             yield make_output()
         finally:

@@ -55,8 +55,8 @@ class EngineRequest(GenerateRequest):
     a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
     adapter to run with; its KV is shared with no other adapter. prediction: that of
     `params.speculation`, as tokens; None without one. detokenize: False leaves outputs without
-    text; stop strings need it. replay: output to compare, which takes the place of the
-    log-probabilities of the prompt; see `replay_request`.
+    text; stop strings need it. is_counted: False for one that no client sends. replay: output to
+    compare, which takes the place of the log-probabilities of the prompt; see `replay_request`.
     """
 
     prompt: tuple[int, ...] = field(repr=False)
@@ -67,6 +67,7 @@ class EngineRequest(GenerateRequest):
     adapter_id: int = BASE_MODEL
     prediction: PredictedText | None = None
     detokenize: bool = True
+    is_counted: bool = True
     replay: Replay | None = field(default=None, repr=False)
 
     @classmethod
@@ -96,14 +97,15 @@ class EngineRequest(GenerateRequest):
         )
         return made
 
-    def for_stream(self, request_id: str) -> EngineRequest:
+    def for_stream(self, request_id: str, *, is_counted: bool) -> EngineRequest:
         """Return the request under another id, faster than `replace`.
 
         Its reader makes the text, unless stop strings need it.
         """
         renamed = object.__new__(EngineRequest)
         detokenize = bool(self.params.stop)
-        renamed.__dict__.update(vars(self), request_id=request_id, detokenize=detokenize)
+        new = {"request_id": request_id, "detokenize": detokenize, "is_counted": is_counted}
+        renamed.__dict__.update(vars(self), **new)
         return renamed
 
     def with_adapter(self, adapter_id: int) -> EngineRequest:

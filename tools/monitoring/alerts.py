@@ -88,7 +88,9 @@ ALERTS = (
         )
           / on (namespace, service, model_name) group_left ()
         (
-          sum by (namespace, service, model_name) (rate(specdec:request_success_total[5m]))
+          sum by (namespace, service, model_name) (
+            rate(specdec:request_success_total{finished_reason!="error"}[5m])
+          )
             + sum by (namespace, service, model_name) (rate(specdec:request_failure_total[5m]))
         ) > 0.05
         """,

@@ -70,7 +70,10 @@ TRAFFIC = Row(
             "Finished requests",
             "Requests finished per second, by finish reason; errors by gRPC status code.",
             (
-                Query(rate("request_success_total", "finished_reason"), "{{finished_reason}}"),
+                Query(
+                    rate("request_success_total", "finished_reason", 'finished_reason!="error"'),
+                    "{{finished_reason}}",
+                ),
                 Query(rate("request_failure_total", "code"), "{{code}}"),
             ),
             "reqps",

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.control.replica_scaler import Totals
+from specdec.engine.metrics.metrics import ABORTED, FAILED
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.service_curve import ServiceCurve
 
@@ -50,7 +51,7 @@ _OBJECTIVE_NAMES = (
 _CHOICES = "request_params_n"
 _CHOICES_NAMES = (f"{_CHOICES}_sum", f"{_CHOICES}_count")
 """Read of this service only, under an objective: vLLM counts an end for each choice."""
-_CENSORED = ("abort", "error")
+_CENSORED = (ABORTED, FAILED)
 """The `finished_reason` of outputs that are not complete; vLLM has both."""
 OUTPUT_TOKENS, _NUM_ASSUMED = 256.0, 8
 """Expected tokens of an output before any has ended, and the number of outputs that these are."""
@@ -191,12 +192,14 @@ def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals | None:
     """Return the counters of requests and tokens; None for a server that counts no arrivals."""
     if not found["requests_received_total"]:
         return None
+    ended = found["request_success_total"]
     return Totals.of_counters(
         num_requests=_sum(found["requests_received_total"]),
         prompt_tokens=_sum(found["prompt_tokens_total"]),
         cached_tokens=_sum(found["prompt_tokens_cached_total"]),
         output_tokens=_sum(found["generation_tokens_total"]),
-        num_ended=_sum(found["request_success_total"]),
+        num_ended=_sum(ended),
+        num_failed=_sum([each for each in ended if each[1].get("finished_reason") == FAILED]),
         num_more_choices=_num_more_choices(found),
     )
 

@@ -18,6 +18,9 @@ from specdec.types.responses import FinishReason
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
 
+FAILED = "error"
+"""The finish reason of a request that the engine had accepted, and that ended in an error."""
+
 AUDIT_OUTCOMES = ("equal", "tie", "impossible", "failed", "dropped")
 """Results of audits: those of a comparison, an error, and an engine that was never idle."""
 
@@ -189,7 +192,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.num_requests = 0  # received, each choice counted as one
+        self.num_refused = 0  # requests that are demand, each choice counted as one
         self._lock = Lock()  # of requests, which end with an observation in each histogram
         self._step_lock = Lock()  # another one: the engine's thread waits for no request
         self._histograms = {
@@ -197,7 +200,9 @@ class Metrics:
             for name, (_, bounds) in HISTOGRAMS.items()
         }
         self._server_latencies: dict[tuple[str, str, str], Histogram] = {}
-        self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
+        self.ended = Counter(
+            dict.fromkeys([*(each.value for each in FinishReason), ABORTED, FAILED], 0)
+        )
         self._num_tokens = 0  # up to the last step
         self.failed = Counter(dict.fromkeys(FAILURE_CODES, 0))  # calls by status code
         self.num_receipts = 0
@@ -230,7 +235,7 @@ class Metrics:
                 self._server_latencies[key].add(value)
 
     def count_end(self, finish_reason: str) -> None:
-        """Count a request that ended; the reason is a FinishReason's value or ABORTED."""
+        """Count a request that ended; the reason is a FinishReason's value, ABORTED or FAILED."""
         assert finish_reason in self.ended, "unknown finish reason"
         self.ended[finish_reason] += 1
 
@@ -261,7 +266,7 @@ class Metrics:
     def counts(self) -> Counts:
         """Return what was recorded, to be added to the engine's counters."""
         own = Counts(
-            num_requests=self.num_requests,
+            num_requests=self.num_refused,
             histograms=self.histograms,
             ended=dict(self.ended),
             failed=dict(self.failed),

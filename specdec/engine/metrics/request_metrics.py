@@ -12,6 +12,7 @@ from specdec.engine.metrics.metrics import (
     ABORTED,
     DECODE_TIME,
     END_TO_END,
+    FAILED,
     FIRST_TOKEN,
     GENERATION_TOKENS,
     INFERENCE_TIME,
@@ -149,25 +150,23 @@ class RequestMetrics:
         return self._last._replace(num_output_tokens=self._last.num_output_tokens + num_more)
 
     def on_broken_off(self, error: BaseException | None) -> None:
-        """Record a request that ended before its last output was delivered.
+        """Record a request of the engine that ended before its last output was delivered.
 
-        Counts aborts only: errors are counted where they are returned to the client.
+        Calls are counted by their errors where these are returned to the client.
         """
         if self._has_ended:
             return
         self._has_ended = True
-        if isinstance(error, LEFT):
-            self._metrics.count_end(ABORTED)
+        self._metrics.count_end(ABORTED if isinstance(error, LEFT) else FAILED)
         self._observe_error(error)
         self._log_end(reason_of(error), self._clock())
 
     def on_refused(self, error: BaseException, num_choices: int) -> None:
-        """Record a request that never reached the engine. It counts as received if it is demand.
-
-        Counts aborts only: errors are counted where they are returned to the client.
-        """
+        """Record a request that the engine has not accepted; it is received if it is demand."""
+        if self._has_ended:
+            return
         if isinstance(error, _DEMAND):
-            self._metrics.num_requests += num_choices
+            self._metrics.num_refused += num_choices
         if isinstance(error, LEFT):
             self.on_broken_off(error)
         else:

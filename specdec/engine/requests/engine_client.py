@@ -83,11 +83,12 @@ class EngineClient(ABC):
         """
         preparation = preparation or Preparation(request.request_id)
         self._admit(request, metrics, preparation)
+        admission: asyncio.Future[None] | None = None
         text = None if request.params.stop else OutputDetokenizer(request, self._get_tokenizer())
         finished, stream = False, self._open(request, metrics, preparation, deadline)
         try:
-            own, is_silent = request.for_stream(stream.unique_id), on_admitted is None
-            admission = self._add(own, is_silent=is_silent)
+            own = request.for_stream(stream.unique_id, is_counted=metrics is not None)
+            admission = self._add(own, is_silent=on_admitted is None)
             await stream.wait_for(admission)
             if on_admitted is not None:
                 on_admitted()
@@ -100,7 +101,7 @@ class EngineClient(ABC):
             if not finished:
                 self._drop(stream.unique_id)
                 if metrics is not None:
-                    metrics.on_broken_off(sys.exception())
+                    _record_end(metrics, request.params.n, admission)
 
     def _admit(
         self, request: EngineRequest, metrics: RequestMetrics | None, preparation: Preparation
@@ -110,7 +111,7 @@ class EngineClient(ABC):
             self.require_admission(request.params.n)
         except Exception as error:
             if metrics is not None:
-                metrics.on_broken_off(error)
+                metrics.on_refused(error, request.params.n)
             raise
         if metrics is not None:
             metrics.on_resumed(len(request.resume_token_ids))
@@ -148,6 +149,18 @@ class EngineClient(ABC):
     def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
         """End requests likewise. is_ended: of a request's id and its caller."""
         self._streams.abort(is_ended)
+
+
+def _record_end(
+    metrics: RequestMetrics, num_choices: int, admission: asyncio.Future[None] | None
+) -> None:
+    """Record the error in flight. admission: of the request; None if it could not be sent."""
+    error = sys.exception()
+    is_over = admission is not None and admission.done() and not admission.cancelled()
+    if error and (admission is None or (is_over and admission.exception() is error)):
+        metrics.on_refused(error, num_choices)
+    else:
+        metrics.on_broken_off(error)
 
 
 class OutputDetokenizer:

@@ -132,8 +132,9 @@ class Counts(Additive):
     """Counters of an engine, a replica or a fleet since its start; they only grow and can be added.
 
     Each part fills in the fields it counts, and `plus` merges the parts: the engine and its
-    scheduler (tokens, steps, drafts, decisions), `Metrics` (requests and histograms) and the
-    executor (restarts). A new counter is a field here and a metric in `engine.metrics`.
+    scheduler (requests, tokens, steps, drafts, decisions), `Metrics` (refused requests, ends and
+    histograms) and the executor (restarts). A new counter is a field here and a metric in
+    `engine.metrics`.
 
     num_requests: received requests, each choice counted as one.
     accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted

@@ -177,8 +177,11 @@ class DayResult:
 class Day:
     """A pool whose replicas take `start_s` to start."""
 
-    def __init__(self, rate: Rate, seed: int, start_s: float = START_S) -> None:
-        self._rate, self._seed, self._start_s = rate, seed, start_s
+    def __init__(
+        self, rate: Rate, seed: int, start_s: float = START_S, failing: float = 0.0
+    ) -> None:
+        """failing: share of the requests that end in an error, at their last token."""
+        self._rate, self._seed, self._start_s, self._failing = rate, seed, start_s, failing
         self._chance = random.Random(seed)
         self._scaler = ReplicaScaler(OBJECTIVE, 0.0)
         self._running = [Replica(0.0) for _ in range(replicas_by_oracle(rate(0.0)))]
@@ -211,11 +214,9 @@ class Day:
         replicas = [*self._running, *self._stopped]
         for each in replicas:
             each.run_until(now_s)
-        ended = Totals(
-            *self._totals[:2],
-            sum(each.num_tokens for each in replicas),
-            sum(each.num_ended for each in replicas),
-        )
+        num_ended = sum(each.num_ended for each in replicas)
+        num_tokens = sum(each.num_tokens for each in replicas)
+        ended = Totals(*self._totals[:2], num_tokens, num_ended, self._failing * num_ended)
         num_open = sum(each.num_open for each in replicas)
         curves = [CURVE] * len(self._running)
         totals = {self: ended, **dict.fromkeys(range(1, len(self._running)), Totals())}

@@ -157,6 +157,19 @@ def test_rejected_requests_count_and_do_not_shorten_the_others():
     assert pool.needed() == 8, "18 a second"
 
 
+@pytest.mark.parametrize(
+    ("share", "output_tokens"), [(0.25, 100), (0.5, 100), (0.75, 50), (1.0, 0)]
+)
+def test_failed_requests_have_a_prompt_and_a_part_of_an_output(share, output_tokens):
+    pool = Pool()
+    pool.needed()
+    tokens = 1e5 * (1 - share)
+    pool.totals = pool.totals.plus(Totals(1000, 1e5, tokens, 1000, 1000 * share))
+    pool.serve(0, STEP_S)
+    lengths = pool.scaler._samples[-1].since(pool.scaler._samples[0]).lengths
+    assert lengths == (100, pytest.approx(output_tokens))
+
+
 def test_lengths_are_those_of_the_last_minutes():
     pool = Pool()
     pool.serve(2, 60)
@@ -199,7 +212,7 @@ def test_counters_become_totals_of_choices():
         num_prompt_tokens=1000,
         num_cached_tokens=300,
         num_generated_tokens=500,
-        ended={"stop": 2, "abort": 1},
+        ended={"stop": 2, "abort": 1, "error": 4},
     )
-    assert Totals.of(counts, choices) == Totals(9, 700, 500, 3 + 1)
-    assert Totals.of(counts, None) == Totals(9, 700, 500, 3)
+    assert Totals.of(counts, choices) == Totals(9, 700, 500, 7 + 1, 4)
+    assert Totals.of(counts, None) == Totals(9, 700, 500, 7, 4)

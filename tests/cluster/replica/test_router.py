@@ -121,10 +121,10 @@ async def test_demand_is_what_is_refused_for_overload_but_not_what_is_invalid(ti
     room = engine_config(max_num_seqs=2, max_queue_len=2)
 
     async def count(error, **changes):
-        before = router.metrics.num_requests
+        before = router.metrics.num_refused
         with pytest.raises(error):
             await router.generate(replace(GenerateRequest((1, 2), SamplingParams()), **changes))
-        return router.metrics.num_requests - before
+        return router.metrics.num_refused - before
 
     assert await count(NotReadyError) == 0
     serve_on(router, SimpleNamespace(require_room=partial(room.require_room, 3)))

@@ -29,7 +29,9 @@ def test_a_request_has_the_fields_of_one_that_is_constructed(received):
     made = EngineRequest.of(received, (1, 2), **more)
     assert made == constructed
     names = {each.name for each in fields(EngineRequest)}
-    assert names - vars(made).keys() == {"detokenize", "replay"}, "left at their defaults"
+    assert names - vars(made).keys() == {"detokenize", "is_counted", "replay"}, (
+        "left at their defaults"
+    )
     assert vars(made).keys() <= names
 
 
@@ -46,7 +48,7 @@ def test_the_text_of_a_request_has_neither_prompt_nor_output(received):
 @pytest.mark.parametrize("stop", [(), ("end",)])
 def test_a_request_of_a_stream_differs_by_its_id_and_text(received, stop):
     request = EngineRequest.of(replace(received, params=SamplingParams(stop=stop)), (1, 2), **OWN)
-    made = request.for_stream("unique")
+    made = request.for_stream("unique", is_counted=True)
     assert made == replace(request, request_id="unique", detokenize=bool(stop))
-    assert vars(made).keys() - vars(request).keys() == {"detokenize"}
+    assert vars(made).keys() - vars(request).keys() == {"detokenize", "is_counted"}
     assert request.request_id == "own", "the request itself is unchanged"

@@ -46,7 +46,7 @@ def test_a_hand_worked_sum():
 
 def test_engine_requests_and_models_are_counted_together():
     metrics = Metrics()
-    metrics.num_requests = 9
+    metrics.num_refused = 9
     metrics.count_end("stop")
     metrics.count_failure(StatusCode.INTERNAL)
     engine = Counts(

@@ -87,9 +87,9 @@ async def test_a_request_that_is_refused_while_it_is_prepared_is_measured(
 
     monkeypatch.setattr(router.running_engine().thread, "require_room", refuse)
     key, before = (operation, "OverloadedError"), durations(router)
-    num_before = router.metrics.num_requests
+    num_before = router.metrics.num_refused
     assert (await http.post(path, json=body)).status_code == 429
-    assert router.metrics.num_requests == num_before + num_choices
+    assert router.metrics.num_refused == num_before + num_choices
     assert durations(router) == {**before, key: before.get(key, 0) + 1}
 
 
@@ -139,7 +139,7 @@ async def test_all_choices_are_admitted_together(http, router, monkeypatch):
 async def test_a_request_is_ended_while_its_prompt_is_encoded(
     http, router, monkeypatch, path, body, num_choices, operation
 ):
-    num_before, is_encoding = router.metrics.num_requests, asyncio.Event()
+    num_before, is_encoding = router.metrics.num_refused, asyncio.Event()
     num_aborted = router.metrics.ended[ABORTED]
 
     async def encode(*_, **__):
@@ -152,7 +152,7 @@ async def test_a_request_is_ended_while_its_prompt_is_encoded(
     await is_encoding.wait()
     assert (await http.post("/abort_request", json={"rid": "mine"})).status_code == 200
     assert (await asyncio.wait_for(running, 5)).status_code == 499
-    assert router.metrics.num_requests == num_before + num_choices
+    assert router.metrics.num_refused == num_before + num_choices
     assert router.metrics.ended[ABORTED] == num_aborted + 1
 
 
@@ -175,11 +175,11 @@ async def test_a_request_is_ended_between_its_preparation_and_its_stream(
 
 async def test_the_deadline_of_a_preparation_is_no_abort(http, router, monkeypatch):
     before, num_aborted = durations(router), router.metrics.ended[ABORTED]
-    num_requests = router.metrics.num_requests
+    num_requests = router.metrics.num_refused
     monkeypatch.setattr(router.text, "encode", lambda *_, **__: asyncio.sleep(60))
     headers = {"x-request-timeout-s": "0.01"}
     assert (await http.post("/v1/completions", json=TEXT, headers=headers)).status_code == 504
     assert router.metrics.ended[ABORTED] == num_aborted
-    assert router.metrics.num_requests == num_requests + 1
+    assert router.metrics.num_refused == num_requests + 1
     key = "text_completion", "DeadlineExceededError"
     assert durations(router) == {**before, key: before.get(key, 0) + 1}

@@ -232,10 +232,11 @@ async def test_a_request_with_a_thinking_budget_counts_once(http, router, monkey
     """By rates and latencies, rules, objectives and autoscaling decide."""
     config = replace(router.config, reasoning_parser="deepseek_r1")
     monkeypatch.setattr(router, "config", config)
-    before = router.metrics.counts
+    thread = router.running_engine().thread
+    before, num_before = router.metrics.counts, (await thread.stats()).counts.num_requests
     usage = (await ask(http, max_tokens=40, thinking_token_budget=12))["usage"]
-    counts = router.metrics.counts
-    assert counts.num_requests == before.num_requests + 1
+    counts, num_requests = router.metrics.counts, (await thread.stats()).counts.num_requests
+    assert num_requests == num_before + 1
     names = (FIRST_TOKEN, QUEUE_TIME, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS)
     found = {name: (counts.histograms[name], before.histograms[name]) for name in names}
     assert {sum(now.counts) - sum(then.counts) for now, then in found.values()} == {1}

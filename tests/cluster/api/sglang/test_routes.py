@@ -75,11 +75,11 @@ async def test_speculation_is_reported_in_sglangs_names(keys, expected):
 async def test_health_generate_makes_a_token(http, router):
     """It is no request of a client: neither rates nor latencies include it."""
     thread, metrics = router.running_engine().thread, router.metrics
-    before = (await thread.stats()).counts.num_generated_tokens
-    requests, first = metrics.num_requests, metrics[FIRST_TOKEN].read()
+    before, first = (await thread.stats()).counts, metrics[FIRST_TOKEN].read()
     assert (await http.get("/health_generate")).status_code == 200
-    assert (await thread.stats()).counts.num_generated_tokens == before + 1
-    assert (metrics.num_requests, metrics[FIRST_TOKEN].read()) == (requests, first)
+    after = (await thread.stats()).counts
+    assert after.num_generated_tokens == before.num_generated_tokens + 1
+    assert (after.num_requests, metrics[FIRST_TOKEN].read()) == (before.num_requests, first)
 
 
 async def test_a_full_queue_is_healthy(http, router, monkeypatch):
@@ -167,14 +167,14 @@ async def test_a_request_is_ended_while_it_is_prepared(http, router, monkeypatch
         await asyncio.sleep(60)
 
     monkeypatch.setattr(router.text, "compile", compile_slowly)
-    before = router.metrics.num_requests
+    before = router.metrics.num_refused
     body = {"text": PROMPT, "rid": "mine", "sampling_params": {**GREEDY, "regex": "a+"}}
     running = asyncio.create_task(http.post("/generate", json=body))
     await is_compiling.wait()
     await http.post("/abort_request", json={"rid": "mine"})
     ended = await asyncio.wait_for(running, 30)
     assert (ended.status_code, ended.json()["error"]["code"]) == (499, "request_aborted")
-    assert router.metrics.num_requests == before + 1
+    assert router.metrics.num_refused == before + 1
 
 
 async def test_an_operator_ends_all_requests(http, router, monkeypatch):

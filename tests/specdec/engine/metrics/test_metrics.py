@@ -11,6 +11,7 @@ from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import metrics as names
 from specdec.engine.metrics.metrics import Histogram, Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.types.errors import OverloadedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams
@@ -106,7 +107,7 @@ def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, 
     assert summary(metrics, names.FIRST_TOKEN) == (1, 0.5)
     assert summary(metrics, names.INTER_TOKEN) == (2, 3.0)
     assert summary(metrics, names.END_TO_END) == (1, 3.0)
-    assert metrics.ended == {"length": 1, "stop": 0, "abort": 0}
+    assert metrics.ended == {"length": 1, "stop": 0, "abort": 0, "error": 0}
 
 
 def test_steps_sent_together_share_the_time_evenly(metrics, observer):
@@ -116,10 +117,14 @@ def test_steps_sent_together_share_the_time_evenly(metrics, observer):
     assert counts.counts[counts.bounds.index(0.5)] == 4
 
 
-def test_a_closed_stream_counts_as_an_abort_without_latency(metrics, observer):
-    observer.on_broken_off(GeneratorExit())
-    assert metrics.ended == {"length": 0, "stop": 0, "abort": 1}
-    assert summary(metrics, names.END_TO_END) == (0, 0)
+@pytest.mark.parametrize(
+    ("error", "reason"), [(GeneratorExit(), "abort"), (OverloadedError("expired"), "error")]
+)
+def test_a_stream_that_is_broken_off_counts_once_without_latency(metrics, observer, error, reason):
+    observer.on_broken_off(error)
+    observer.on_refused(error, 1)
+    assert metrics.ended == {"length": 0, "stop": 0, "abort": 0, "error": 0, reason: 1}
+    assert (metrics.num_refused, summary(metrics, names.END_TO_END)) == (0, (0, 0))
 
 
 def test_the_latencies_of_a_server_follow_opentelemetry(metrics):
