@@ -16,7 +16,7 @@ _LEAST_LOAD, _MOST_LOAD = 0.1, 0.9
 """Bounds of the part of its time that a replica may spend on prompts, if it does only that."""
 
 CLEAR_S = 60.0
-"""Time within which requests that wait for additional replicas are served."""
+"""Least time within which requests that wait for additional replicas are served."""
 
 _PRECISION = 0.01  # in streams
 
@@ -59,16 +59,18 @@ def capacity(curve: ServiceCurve, lengths: Lengths, objective: Objective) -> Cap
     return Capacity(high, 1 / max(work_s(high), prompt_s / load))
 
 
-def replicas_needed(requests_per_s: float, num_open: float, num_ready: int, one: Capacity) -> float:
+def replicas_needed(
+    requests_per_s: float, num_open: float, num_ready: int, one: Capacity, clear_s: float = CLEAR_S
+) -> float:
     """Return the replicas that meet the objective, a fraction included.
 
     requests_per_s: arrivals, which overload does not cut. num_open: requests that run or wait.
     Requests at a time vary as in a Poisson process: their standard deviation is added. Replicas
     that are full stay, as outputs may be longer than before. What is open beyond the streams of
-    those that are ready is work to be done within CLEAR_S, beside the arrivals: it grows while
+    those that are ready is work to be done within `clear_s`, beside the arrivals: it grows while
     others start, so it must not count as load of the future.
     """
     number = requests_per_s / one.requests_per_s
     full = min(num_ready, num_open / one.num_streams)
-    excess = (num_open - full * one.num_streams) / (one.requests_per_s * CLEAR_S)
+    excess = (num_open - full * one.num_streams) / (one.requests_per_s * clear_s)
     return max(number + math.sqrt(number / one.num_streams), max(number, full) + excess)

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import NamedTuple, Self
 
 from cluster.config.objective import Objective
-from cluster.control.capacity import Capacity, Lengths, capacity, replicas_needed
+from cluster.control.capacity import CLEAR_S, Capacity, Lengths, capacity, replicas_needed
 from specdec.engine.metrics.metrics import FAILED
 from specdec.types.reports.service_curve import ServiceCurve
 from specdec.types.reports.stats import Counts, HistogramCounts
@@ -142,6 +142,7 @@ class ReplicaScaler:
         self._peaks: deque[tuple[float, float]] = deque()  # times and numbers, the highest first
         self._number: int | None = None
         self._known_s = now_s  # when it could last be computed, or the start
+        self._served_s = now_s  # when as many replicas as needed were last ready
         self._least, self._least_until_s = 1, now_s
 
     def is_due(self, now_s: float) -> bool:
@@ -181,6 +182,8 @@ class ReplicaScaler:
             self._known_s = now_s
         elif not curves or self._number is None:
             return self._number
+        if self._number is None or len(totals) >= self._number:
+            self._served_s = now_s
         if now_s >= self._samples[0].at_s + LEAST_S:
             self._set(now_s, self._estimate(len(totals), curves), len(totals) + num_starting)
         return self._number
@@ -256,4 +259,6 @@ class ReplicaScaler:
             mean(found.num_streams for found in each), mean(found.requests_per_s for found in each)
         )
         rate = recent.totals.num_requests / recent.at_s
-        return replicas_needed(rate, last.num_open, num_ready, one)
+        # A backlog that grew while replicas started need not be cleared in less time.
+        clear_s = min(HOLD_S, max(CLEAR_S, last.at_s - self._served_s))
+        return replicas_needed(rate, last.num_open, num_ready, one, clear_s)

@@ -47,7 +47,7 @@ def test_requests_that_fail_add_few_replicas():
 def test_the_backlog_of_a_slow_start_adds_few_replicas():
     pool = Day(lambda now_s: TWO_BURSTS(29_000.0 + now_s), 5, start_s=300)
     pool.run(3_500.0)
-    assert max(pool.targets) <= 2 * max(pool.needed)
+    assert max(pool.targets) <= 1.3 * max(pool.needed)
 
 
 @pytest.mark.slow
