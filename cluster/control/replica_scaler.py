@@ -157,6 +157,7 @@ class ReplicaScaler:
         curves: Sequence[ServiceCurve],
         *,
         num_refused: int = 0,
+        num_full: int = 0,
         num_starting: int = 0,
         is_stale: bool = False,
     ) -> int | None:
@@ -164,7 +165,8 @@ class ReplicaScaler:
 
         totals: of each replica that runs, since it started. num_open: requests that run or wait.
         curves: of replicas. num_refused: a counter of requests that reached no replica.
-        num_starting: replicas beside those of `totals`; after a start of this process none of them
+        num_full: replicas whose load is unknown, and at least what one serves. num_starting:
+        replicas beside these and those of `totals`; after a start of this process none of them
         is removed for HOLD_S. is_stale: a report is old, so that load may be missing: the number is
         not lowered.
 
@@ -182,10 +184,12 @@ class ReplicaScaler:
             self._known_s = now_s
         elif not curves or self._number is None:
             return self._number
-        if self._number is None or len(totals) >= self._number:
+        num_ready = len(totals) + num_full
+        if self._number is None or num_ready >= self._number:
             self._served_s = now_s
         if now_s >= self._samples[0].at_s + LEAST_S:
-            self._set(now_s, self._estimate(len(totals), curves), len(totals) + num_starting)
+            number = self._estimate(len(totals), curves) + num_full
+            self._set(now_s, number, num_ready + num_starting)
         return self._number
 
     def _set(self, now_s: float, number: float, num_replicas: int) -> None:

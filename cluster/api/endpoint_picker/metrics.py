@@ -50,7 +50,11 @@ class PickerMetrics(Collector):
         for code in (429, 503):
             refusals.add_metric([str(code)], self.pool.refusals[code])
         yield from (choices, scrapes, failures, is_up, num_open, ages, refusals)
-        if self.scaler is not None and (number := self.scaler.number) is not None:
+        if self.scaler is None:
+            return
+        meaning = "Endpoints that count as full for want of reports."
+        yield GaugeMetricFamily(_PREFIX + "unread_endpoints", meaning, len(self.scaler.unread))
+        if (number := self.scaler.number) is not None:
             meaning = "Replicas needed for the objective."
             yield GaugeMetricFamily(_PREFIX + "replicas_needed", meaning, number)
 

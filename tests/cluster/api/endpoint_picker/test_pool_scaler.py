@@ -74,7 +74,7 @@ def test_requests_that_the_picker_refuses_are_demand():
     assert fleet.scaler.number == 2 * before
 
 
-def test_a_server_that_counts_no_arrivals_lowers_no_number():
+def test_a_server_that_counts_no_arrivals_counts_as_one_replica(caplog):
     fleet = Fleet(4)
     fleet.count()
     assert fleet.serve(5, 120) == 8
@@ -87,7 +87,22 @@ def test_a_server_that_counts_no_arrivals_lowers_no_number():
             report = fleet.report if each is silent else replace(fleet.report, totals=fleet.totals)
             each.apply(report, is_ready=True, now_s=fleet.clock())
         fleet.scaler.count()
-        assert fleet.scaler.number in (8, None)
+    assert fleet.scaler.number == 8, "15 requests a second beside it, and what is spare"
+    assert fleet.scaler.unread == {"a"}
+    [record] = caplog.records
+    assert record.message == "a reports no arrivals: it counts as a full replica"
+
+
+def test_a_pool_without_arrivals_has_no_number_and_one_warning(caplog):
+    fleet = Fleet(4)
+    fleet.report = EndpointReport()
+    for each in fleet.pool.endpoints:
+        each.apply(fleet.report, is_ready=True, now_s=fleet.clock())
+    for _ in range(2):
+        fleet.scaler.count()
+    assert (fleet.scaler.number, len(fleet.scaler.unread)) == (None, 4)
+    [record] = caplog.records
+    assert "no endpoint reports arrivals and expected tokens per second" in record.message
 
 
 def test_open_requests_count():
@@ -125,6 +140,34 @@ def test_failed_scrapes_remove_nothing_and_end_in_an_unknown_number():
     assert set(found[: round(HOLD_S / STEP_S)]) == {8}
     assert set(found[-40:]) == {None}
     assert fleet.serve(2.5, LEAST_S + STEP_S) == 8
+
+
+def test_an_endpoint_that_hangs_stops_no_scaling(caplog):
+    fleet = Fleet(8)
+    fleet.count()
+    assert fleet.serve(2.5, 400) == 8
+    hanging = fleet.pool.get("a")
+
+    def serve(requests_per_s, seconds):
+        for _ in range(round(seconds / STEP_S)):
+            fleet.clock.now_s += STEP_S
+            count = requests_per_s * STEP_S
+            fleet.totals = fleet.totals.plus(Totals(count, 100 * count, 100 * count, count))
+            report = replace(fleet.report, totals=fleet.totals)
+            for each in fleet.pool.endpoints:
+                if each is hanging:
+                    each.fail_scrape(is_refused=False)
+                else:
+                    each.apply(report, is_ready=True, now_s=fleet.clock())
+            fleet.scaler.count()
+            yield fleet.scaler.number
+
+    assert set(serve(20 / 7, 2 * HOLD_S)) == {8, 9}, "as many beside it"
+    assert [*serve(40 / 7, 120)][-1] == 17
+    assert [*serve(5 / 7, 3 * HOLD_S)][-1] == 4
+    assert fleet.scaler.unread == {"a"}
+    [record] = caplog.records
+    assert record.message == "a has not reported for 90 s: it counts as a full replica"
 
 
 def test_endpoints_that_start_are_not_removed_either():
