@@ -26,6 +26,7 @@ MAX_COUNTED_NAMES = 64
 """Names of adapters in the metrics; those that come later are counted together."""
 
 OTHER_ADAPTERS = "other"
+_UNUSED = 0, SpeculationStats()
 
 NO_SOURCE = AdapterSource("", "")
 
@@ -103,6 +104,7 @@ class Adapters:
         self._faults: dict[int, str] = {}  # of loads that failed and were not asked for yet
         self._next_id = BASE_MODEL + 1
         self._counted: dict[str, tuple[int, SpeculationStats]] = {}
+        self._unused: dict[str, None] = {}  # counted names without tokens, oldest first
 
     def load(
         self,
@@ -301,9 +303,24 @@ class Adapters:
         adapter = self._adapters[adapter_id]
         adapter.num_generated_tokens += num_tokens
         adapter.speculation = adapter.speculation.after_draft(drafted, accepted)
-        name = adapter.file.name if adapter.file.name in self._counted else OTHER_ADAPTERS
-        tokens, speculation = self._counted[name]
+        tokens, speculation = self._counted[name := self._counted_as(adapter.file.name)]
         self._counted[name] = tokens + num_tokens, speculation.after_draft(drafted, accepted)
+
+    def _counted_as(self, name: str) -> str:
+        """Return what to count a used adapter as; it gets the place of one that was never used."""
+        if name not in self._counted:
+            if not self._has_place:
+                if not self._unused:
+                    return OTHER_ADAPTERS
+                del self._counted[oldest := next(iter(self._unused))], self._unused[oldest]
+            self._counted[name] = _UNUSED
+        self._unused.pop(name, None)
+        return name
+
+    @property
+    def _has_place(self) -> bool:
+        """Return whether another adapter can be counted by its name."""
+        return len(self._counted) - (OTHER_ADAPTERS in self._counted) < MAX_COUNTED_NAMES
 
     def add_to(self, counts: Counts) -> None:
         """Fill in the fields about adapters."""
@@ -347,9 +364,10 @@ class Adapters:
         """Name an adapter that all ranks have, in place of another one of its name."""
         adapter_id, name, is_new = adapter.adapter_id, adapter.file.name, self._is_new(adapter)
         adapter.is_loaded = True
-        if name not in self._counted:
-            counted_as = name if len(self._counted) < MAX_COUNTED_NAMES else OTHER_ADAPTERS
-            self._counted.setdefault(counted_as, (0, SpeculationStats()))
+        if name not in self._counted and name != OTHER_ADAPTERS and self._has_place:
+            self._counted[name], self._unused[name] = _UNUSED, None
+        elif name not in self._counted:
+            self._counted.setdefault(OTHER_ADAPTERS, _UNUSED)
         logger.info(
             "adapter %s is loaded from %s", name, " and ".join(filter(None, adapter.sources))
         )

@@ -315,6 +315,22 @@ def test_the_number_of_counted_names_is_bounded(ranks):
     assert counts.drafts_by_adapter["a0"] == SpeculationStats(1, 3, 1)
 
 
+def test_adapters_that_are_not_used_take_no_names_from_others(ranks):
+    adapters, counts = Adapters(max_loaded=MAX_COUNTED_NAMES + 2), Counts()
+    ids = [load(adapters, f"a{index}") for index in range(MAX_COUNTED_NAMES + 2)]
+    adapters.advance(ranks, ())
+    for adapter_id in ids[2:]:
+        adapters.record(adapter_id, 2, 3, 1)
+    adapters.add_to(counts)
+    assert counts.tokens_by_adapter == {
+        OTHER_ADAPTERS: 0,
+        **{f"a{index}": 2 for index in range(2, MAX_COUNTED_NAMES + 2)},
+    }
+    adapters._counted = type("Unsearchable", (dict,), {"items": None})(adapters._counted)
+    adapters.record(ids[0], 2, 3, 1)
+    assert adapters._counted[OTHER_ADAPTERS][0] == 2
+
+
 def test_requests_and_orders_are_validated():
     for arguments, field in (
         (("", 1), "lora_name"),
