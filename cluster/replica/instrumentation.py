@@ -131,6 +131,7 @@ class TracedRequest(RequestMetrics):
 
     def on_refused(self, error: BaseException, num_choices: int) -> None:
         """See RequestMetrics."""
-        super().on_refused(error, num_choices)
-        if not isinstance(error, LEFT):
-            self._trace.end(self._clock(), self.latest, reason_of(error))
+        if not self._has_ended:
+            super().on_refused(error, num_choices)
+            if not isinstance(error, LEFT):
+                self._trace.end(self._clock(), self.latest, reason_of(error))

@@ -170,7 +170,10 @@ class RequestMetrics:
         if isinstance(error, LEFT):
             self.on_broken_off(error)
         else:
+            self._has_ended = True
             self._observe_error(error)
+            if self.queued_at is not None:  # otherwise overload would log a line for each refusal
+                self._log_end(reason_of(error), self._clock())
 
     def _observe_error(self, error: BaseException | None) -> None:
         duration = {REQUEST_DURATION: self._clock() - self.arrived_at}

@@ -16,8 +16,10 @@ from cluster.observability.logs import (
 )
 from specdec.engine.metrics.metrics import Metrics
 from specdec.engine.metrics.request_metrics import RequestMetrics
+from specdec.types.errors import OverloadedError
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.sampling.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -155,3 +157,14 @@ def test_an_aborted_request_ends_in_one_line(caplog, error, reason):
     line = TextFormatter().format(ended)
     assert f"[r1] request ended finish_reason={reason} duration_s=" in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_refusal_is_logged_only_of_a_prepared_request(caplog, is_prepared):
+    """Otherwise overload would log a line for each request that it refuses."""
+    caplog.set_level(logging.INFO, "specdec")
+    measured = RequestMetrics("r1", Metrics())
+    if is_prepared:
+        measured.on_queued(SamplingParams(), 1)
+    measured.on_refused(OverloadedError("full"), 1)
+    assert len(caplog.records) == is_prepared

@@ -315,7 +315,8 @@ async def test_measurements_are_part_of_those_of_the_router(replica, front_end):
     await eventually(lambda: replica.router.metrics._parts)
     await read(replica.router)
     counts = replica.router.metrics.counts
-    assert (counts.num_requests, counts.ended["length"]) == (2, 2)
+    stats = await replica.router.running_engine().thread.stats()
+    assert (stats.counts.num_requests, counts.ended["length"]) == (2, 2)
     front_end.client.close()  # one that ends leaves its counts alone
     await eventually(lambda: not replica.router.metrics._parts)
     assert replica.router.metrics.counts == counts

@@ -74,7 +74,7 @@ def test_engine_requests_and_models_are_counted_together():
         decided_lengths=(10, 0, 30),
         drafted_by_method={"ngram": (10, 10, 10)},
         accepted_by_method={"ngram": (9, 7, 4)},
-        ended={"stop": 1, "length": 0, "abort": 0},
+        ended={"stop": 1, "length": 0, "abort": 0, "error": 0},
         failed=dict.fromkeys(FAILURE_CODES, 0) | {"INTERNAL": 1},
         num_preemptions=2,
         num_target_restarts=1,
