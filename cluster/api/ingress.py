@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from cluster.api.http.connection import KEEP_ALIVE_S, BoundedConnection
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _GRACE_S = 2.0
@@ -49,6 +52,10 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class IngressFailedError(Exception):
+    """A server has ended before it was closed."""
+
+
 class EmbeddedIngress:
     """Both servers. They listen while the model loads: alive, but not ready."""
 
@@ -61,9 +68,13 @@ class EmbeddedIngress:
         config: ServeConfig,
         *,
         shares_ports: bool = False,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """admin: servicer of AdminService. shares_ports: whether other processes listen as well."""
-        self._inference, self._admin = inference, admin
+        """admin: servicer of AdminService. shares_ports: whether other processes listen as well.
+
+        on_failure: called when the HTTP server ends before `close`.
+        """
+        self._inference, self._admin, self._on_failure = inference, admin, on_failure
         self._config = config
         self._health = health.aio.HealthServicer()
         is_permitted = partial(has_access, inference.keys, access)
@@ -84,6 +95,8 @@ class EmbeddedIngress:
             )
         )
         self._http_task: asyncio.Task[None] | None = None
+        self._failure: IngressFailedError | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     async def start(self, http_socket: socket.socket | None = None) -> None:
         """Open both ports. Raises RuntimeError or OSError if one is not available.
@@ -103,6 +116,23 @@ class EmbeddedIngress:
         await open_with_retries(self._open_grpc_port)
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
+        self._http_task.add_done_callback(self._on_http_end)
+
+    def _on_http_end(self, task: asyncio.Task[None]) -> None:
+        """Report at once that the HTTP server has ended, unless `close` has ended it."""
+        if self._http.should_exit or task.cancelled():  # with the event loop
+            return
+        error = task.exception()
+        reason = "without an error" if error is None else str(error) or type(error).__name__
+        self._failure = IngressFailedError(f"the HTTP server has ended: {reason}")
+        logger.critical("%s", self._failure, exc_info=error)
+        self._reporting = asyncio.create_task(self.set_ready(False))
+        self._on_failure()
+
+    def check(self) -> None:
+        """Raise IngressFailedError once the HTTP server has ended before `close`."""
+        if self._failure is not None:
+            raise self._failure
 
     def _open_http_socket(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
@@ -121,7 +151,8 @@ class EmbeddedIngress:
         """Set the answer of grpc.health.v1, for the whole server and for each service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", *SERVICE_NAMES):
-            await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+            is_served = is_ready and self._failure is None
+            await self._health.set(name, status.SERVING if is_served else status.NOT_SERVING)
 
     async def close(self) -> None:
         """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
@@ -129,7 +160,7 @@ class EmbeddedIngress:
         await asyncio.gather(self._grpc.stop(_GRACE_S), self._close_http())
 
     async def _close_http(self) -> None:
-        if self._http_task is None:
+        if self._http_task is None or self._failure is not None:
             return
         self._http.should_exit = True
         await asyncio.wait([self._http_task], timeout=_GRACE_S)

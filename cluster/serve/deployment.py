@@ -38,7 +38,7 @@ from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http_app import make_app
-from cluster.api.ingress import EmbeddedIngress
+from cluster.api.ingress import EmbeddedIngress, IngressFailedError
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications, ServeDirectory
@@ -206,10 +206,12 @@ class RouterReplica(BroadcastReceiver):
         return self._make_app(has_peers=True)
 
     async def check_health(self) -> None:
-        """Raise once the target has failed permanently, so that Serve replaces the replica."""
+        """Raise once the target or a server has failed, so that Serve replaces the replica."""
         try:
             await self.router.check_models()
-        except TargetFailedError:
+            if isinstance(self._ingress, EmbeddedIngress):
+                self._ingress.check()
+        except (TargetFailedError, IngressFailedError):
             self._has_failed = True
             raise
         finally:

@@ -26,6 +26,7 @@ class Served:
     replica: Replica
     grpc_address: str
     http_url: str
+    ingress: EmbeddedIngress
 
 
 @asynccontextmanager
@@ -55,6 +56,7 @@ async def running_ingress(
         ingress = EmbeddedIngress(app, inference, admin, operators.access, config)
         await ingress.start()
         try:
-            yield Served(replica, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")
+            grpc_address, http_url = f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}"
+            yield Served(replica, grpc_address, http_url, ingress)
         finally:
             await ingress.close()

@@ -86,11 +86,12 @@ def _ingress(
         access,
         config,
         shares_ports=True,
+        on_failure=_end_at_once,
     )
 
 
 def _end_at_once() -> None:
-    """End without the Router: no stream can continue, and its successor needs the ports."""
+    """End without the Router or a server: its successor needs the ports."""
     os._exit(os.EX_UNAVAILABLE)
 
 

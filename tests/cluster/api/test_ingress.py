@@ -2,9 +2,13 @@
 
 import asyncio
 
+import grpc
 import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api import ingress
+from cluster.api.ingress import IngressFailedError
 from tests.cluster.ingress import running_ingress
 
 HALF_SENT = (
@@ -61,3 +65,37 @@ async def test_a_handler_that_ignores_the_end_of_its_connection_delays_no_stop(
         await started.wait()
     can_end.set()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("no descriptors"), "no descriptors"), (MemoryError(), "MemoryError"), (None, "")],
+)
+async def test_a_server_that_ends_makes_the_replica_unhealthy_at_once(
+    tiny_model_dir, tmp_path, monkeypatch, caplog, error, reason
+):
+    fails, failed = asyncio.Event(), asyncio.Event()
+
+    async def serve(server, sockets):
+        await fails.wait()
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(ingress._HttpServer, "serve", serve)
+    async with running_ingress(tiny_model_dir, tmp_path) as served:
+        own = served.ingress
+        own._on_failure = failed.set
+        await own.set_ready(True)
+        own.check()
+        fails.set()
+        await asyncio.wait_for(failed.wait(), 10)
+        reason = f"the HTTP server has ended: {reason or 'without an error'}"
+        with pytest.raises(IngressFailedError, match=reason):
+            own.check()
+        assert reason in caplog.text
+        await own.set_ready(True)
+        async with grpc.aio.insecure_channel(served.grpc_address) as channel:
+            status = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest()
+            )
+        assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -8,9 +8,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from cluster.api.ingress import EmbeddedIngress, IngressFailedError
 from cluster.serve import deployment
 from cluster.serve.deployment import RouterReplica
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.reports.fleet import DRAINING
 from tests.cluster.admin_service import operator_service
 from tests.cluster.replica_on_hash_target import REPLICA, running_replica
@@ -25,12 +26,32 @@ class Replica:
     """A RouterReplica that Python does not finalize, too."""
 
     _is_complete = True
+    check_health = RouterReplica.check_health
     drain = RouterReplica.drain
     shut_down = RouterReplica.__del__
     _shut_down_when_stopped = RouterReplica._shut_down_when_stopped
     _wait_for_stop = RouterReplica._wait_for_stop
     _calls_end_within = RouterReplica._calls_end_within
     _close = RouterReplica._close
+
+
+@pytest.mark.parametrize("failed", ["model", "server", None])
+async def test_a_replica_whose_model_or_server_has_failed_is_replaced(failed):
+    replica, errors = (
+        Replica(),
+        {"model": TargetFailedError("x"), "server": IngressFailedError("x")},
+    )
+    check_models = AsyncMock(side_effect=errors.get(failed) if failed == "model" else None)
+    replica.router = SimpleNamespace(check_models=check_models, is_ready=True)
+    replica._ingress, replica._has_failed = Mock(spec=EmbeddedIngress), False
+    replica._ingress.check.side_effect = errors["server"] if failed == "server" else None
+    if failed is None:
+        await replica.check_health()
+    else:
+        with pytest.raises(type(errors[failed])):
+            await replica.check_health()
+    assert replica._has_failed is (failed is not None)
+    replica._ingress.set_ready.assert_awaited_once_with(True)
 
 
 @asynccontextmanager
