@@ -6,16 +6,18 @@ import asyncio
 import logging
 import random
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 
 from specdec.engine.metrics.metrics import Metrics
 from specdec.engine.receipts.issuing import Answer
 from specdec.engine.receipts.report import ChoiceReport, ReceiptReport
 from specdec.engine.requests.engine_client import EngineClient
 from specdec.engine.requests.replays import comparison_in, replay_request
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.messages import Logprobs
 from specdec.types.sampling.sampling_spec import Replay
 
@@ -79,17 +81,23 @@ class Auditor:
                 self._metrics.count_audit(_DROPPED)
                 raise
             except Exception as error:
-                # Not its text, which may quote tokens.
-                logger.warning(
-                    "audit of request %s: %s", answer.request.request_id, type(error).__name__
-                )
-                self._metrics.count_audit(_FAILED)
+                self._fail(answer, "comparison of the outcome", error)
 
     async def _audited(self, answer: Answer) -> bool:
-        """Replay all choices of an answer and count the result; return False for a busy engine."""
+        """Replay all choices of an answer and count the result; return False for a busy engine.
+
+        Raises NotReadyError.
+        """
         reports, num_resumed = [], len(answer.request.resume_token_ids)
         for index, tokens in sorted(answer.outputs.items()):
-            found = await self._compared(answer, Replay(tuple(tokens), index, self._tolerance))
+            replay = Replay(tuple(tokens), index, self._tolerance)
+            try:
+                found = await self._compared(answer, replay)
+            except NotReadyError:
+                raise
+            except Exception as error:
+                self._fail(answer, f"replay of choice {index}, {len(tokens)} tokens", error)
+                return True
             if found is None:
                 return False
             report = ChoiceReport(index, len(tokens), num_resumed)
@@ -102,6 +110,11 @@ class Auditor:
         num_compared = sum(len(tokens) - num_resumed for tokens in answer.outputs.values())
         self._metrics.count_audit(outcome.value, num_compared)
         return True
+
+    def _fail(self, answer: Answer, check: str, error: Exception) -> None:
+        place = answer.request.request_id, check, *_cause(error)
+        logger.warning("audit of request %s failed: %s: %s in %s", *place)
+        self._metrics.count_audit(_FAILED)
 
     async def _compared(self, answer: Answer, replay: Replay) -> Logprobs | None:
         """Return the comparison of one choice; None if other requests run or arrive."""
@@ -121,3 +134,14 @@ class Auditor:
         request = replay_request(answer.request, replay, priority=_LEAST_PRIORITY)
         async with aclosing(client.generate(request)) as outputs:
             return await comparison_in(outputs)
+
+
+def _cause(error: Exception) -> tuple[str, str]:
+    """Return the kind of an error and its place; not its text.
+
+    That, and the value of an InvalidValueError, may quote tokens.
+    """
+    field = f" of {error.field}" if isinstance(error, InvalidValueError) else ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+    return f"{type(error).__name__}{field}", place

@@ -312,7 +312,7 @@ def raise_error(error):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_audits_that_cannot_run_are_counted(routers, monkeypatch):
+async def test_audits_that_cannot_run_are_counted_and_logged(routers, monkeypatch, caplog):
     router = routers["audit"]
     for _ in range(MAX_WAITING + 2):
         router.auditor.add(Answer(EngineRequest((5,), ALONE, seed=5)))
@@ -322,15 +322,23 @@ async def test_audits_that_cannot_run_are_counted(routers, monkeypatch):
     broken = answer_of(())
     broken.outputs[0] = array("i", [10**6, 5])  # no token of the model
     with monkeypatch.context() as patch:
-        for error, outcome in ((NotReadyError("it stops"), "dropped"), (KeyError("bug"), "failed")):
+        bug = KeyError("bug")  # the requests of an engine that fails share their error
+        for error, outcome in ((NotReadyError("it stops"), "dropped"), (bug, "failed")):
             patch.setattr(router.auditor, "_get_client", partial(raise_error, error))
             before = router.metrics.audits.copy()
             for _ in range(2):
                 router.auditor.add(broken)
             assert (await audited(router, before.total() + 2))[outcome] == before[outcome] + 2
+    assert not hasattr(bug, "__notes__")
     before = router.metrics.audits.copy()
     router.auditor.add(broken)
     assert (await audited(router, before.total() + 1))["failed"] == before["failed"] + 1
+    of_bug, _, of_token = (each.message for each in caplog.records)
+    check = "audit of request mine failed: replay of choice 0, 2 tokens: "
+    assert of_bug.startswith(f"{check}KeyError in raise_error (test_receipts.py:")
+    assert of_token.startswith(f"{check}InvalidValueError of ")
+    assert "bug" not in caplog.text
+    assert "1000000" not in caplog.text
 
 
 @pytest.mark.asyncio(loop_scope="module")
