@@ -89,7 +89,9 @@ _flags = combine_flags(
         help="Seconds for open responses at a stop, where the proxy sends them in full duplex. "
         "Default: 20.",
     ),
-    section_flag("Network", "--tls-cert-file", type=_FILE, help="Certificate in PEM."),
+    section_flag(
+        "Network", "--tls-cert-file", type=_FILE, help="Certificate in PEM; changes are followed."
+    ),
     section_flag("Network", "--tls-key-file", type=_FILE, help="Its private key in PEM."),
     section_flag(
         "Network",

@@ -274,6 +274,14 @@ async def test_a_certificate_of_the_operator_is_used(tmp_path):
     credentials = grpc.ssl_channel_credentials(certificate)
     async with running_picker(config, credentials=credentials) as picker:
         assert await health(picker.channel, LIVENESS) == SERVING
+        key, renewed = self_signed()
+        for data, served in ((b"damaged", certificate), (renewed, renewed)):
+            paths["tls_cert_file"].write_bytes(data)
+            paths["tls_key_file"].write_bytes(key)
+            trusted = grpc.ssl_channel_credentials(served)
+            address = f"127.0.0.1:{picker.server.port}"
+            async with grpc.aio.secure_channel(address, trusted) as channel:
+                assert await health(channel, LIVENESS) == SERVING
 
 
 @pytest.mark.parametrize(
