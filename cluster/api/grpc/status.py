@@ -6,10 +6,12 @@ after the last message of a stream.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from functools import partial
 from inspect import isasyncgenfunction
 from typing import Any, Final
 
@@ -153,24 +155,55 @@ def refuse_malformed(
 
     async def stream(request: Any, grpc_context: Any) -> None:
         await check(request, grpc_context)
-        async with aclosing(handler(request, wrap_context(grpc_context))) as messages:
-            async for message in messages:
-                if not await _write(message, grpc_context):
-                    return
-        finish(grpc_context)
+        if await _send(handler(request, wrap_context(grpc_context)), grpc_context):
+            finish(grpc_context)
 
     return stream if isasyncgenfunction(handler) else call
 
 
+async def _send(messages: AsyncGenerator[Any, None], grpc_context: Any) -> bool:
+    """Send a stream; set the status and return False if the client does not read in time."""
+    async with aclosing(messages):
+        has_begun = False
+        async for message in messages:
+            write = _write if has_begun else partial(_write_first, messages)
+            if not await write(message, grpc_context):
+                break
+            has_begun = True
+        else:
+            return True
+    with reporting_to(grpc_context):
+        raise OverloadedError(f"the client has not read its stream for {WRITE_TIMEOUT_S:g} s")
+    return False
+
+
+async def _write_first(
+    messages: AsyncGenerator[Any, None], message: Any, grpc_context: Any
+) -> bool:
+    """Send the first message; return False if the client does not read it in time.
+
+    This write is not cancelled: grpc.aio would send the headers again with the status, which gRPC
+    refuses, so that the call would not end. At its limit `messages` are closed, which frees the
+    engine, and the write ends when the client reads on, at the latest with the connection.
+    """
+    closing = list[asyncio.Task[None]]()
+    timer = asyncio.get_running_loop().call_later(
+        WRITE_TIMEOUT_S, lambda: closing.append(asyncio.ensure_future(messages.aclose()))
+    )
+    try:
+        await grpc_context.write(message)
+    finally:
+        timer.cancel()
+        await asyncio.gather(*closing)
+    return not closing
+
+
 async def _write(message: Any, grpc_context: Any) -> bool:
-    """Send a message; set the status and return False if the client does not read in time."""
+    """Send a message; return False if the client does not read in time."""
     try:
         with TimeLimit(WRITE_TIMEOUT_S, TimeoutError):
             await grpc_context.write(message)
     except TimeoutError:
-        text = f"the client has not read its stream for {WRITE_TIMEOUT_S:g} s"
-        with reporting_to(grpc_context):
-            raise OverloadedError(text) from None
         return False
     return True
 
