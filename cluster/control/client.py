@@ -168,11 +168,14 @@ class ControlClient:
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
     async def _report_periodically(self) -> None:
+        was_news = False
         while True:
             try:
                 report, idle_s = self._make_report(), self._clock() - self._reported_at_s
-                if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
+                is_news = report != self._reported
+                if is_news or was_news or idle_s >= _IDLE_REPORT_PERIOD_S:
                     await self._report(report)
+                was_news = is_news  # once more without, so that its absence is no lost report
             except Exception as error:
                 self.replicas_needed = None
                 if not isinstance(error, NotReadyError):  # which the watch logs

@@ -19,8 +19,7 @@ _PERIOD_S = 0.9
 """Less than a second, because a caller with that period is sometimes early."""
 
 _SHORT_SILENCE_S = 3.0, 30.0
-"""A replica with requests, whose values change each second, is late from the first on. After the
-second one it may be lost."""
+"""A replica that was not idle is late from the first on. After the second one it may be lost."""
 
 _EDGE_WINDOW_S = 3.0
 """Window of the rates in charts; shorter where traffic has begun or ended, which is no slope."""
@@ -43,7 +42,7 @@ class RequestRate:
         self._clock = clock
         self._began_at_s: float | None = None
         self._last: dict[str, tuple[float, int]] = {}  # time and counter by replica
-        self._busy: dict[str, float] = {}  # time of the last report of replicas with requests
+        self._busy: dict[str, float] = {}  # time of the last report, if it is followed by another
         self._received: deque[tuple[float, float, int]] = deque()  # begin, end and number
 
     @property
@@ -55,7 +54,8 @@ class RequestRate:
     def report(self, replica_id: str, num_requests: int, *, is_busy: bool = False) -> None:
         """Record a replica's counter of requests since it started. is_busy: whether it has any.
 
-        Requests before its first report may be old, and do not count.
+        Requests before its first report may be old, and do not count. A replica that has or had
+        requests since its last report sends the next one within a second.
         """
         now_s = self._clock()
         if self._began_at_s is None:
@@ -63,7 +63,7 @@ class RequestRate:
         begin_s, before = self._last.get(replica_id, (now_s, num_requests))
         self._last[replica_id] = now_s, num_requests
         self._busy.pop(replica_id, None)
-        if is_busy:
+        if is_busy or num_requests > before:
             self._busy[replica_id] = now_s
         if num_requests > before:
             self._received.append((begin_s, now_s, num_requests - before))

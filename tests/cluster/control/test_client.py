@@ -1,6 +1,8 @@
 """A Router's client of the ControlPlane, with and without a connection, and statistics."""
 
 import asyncio
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -13,6 +15,7 @@ from specdec.client import ReplicaReport, SpeculationChange
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from tests.cluster.admin_service import LocalHandle
+from tests.waiting import eventually
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 
@@ -106,6 +109,23 @@ async def test_a_restarted_control_plane_gets_a_report_of_an_idle_replica(
     handle.plane = make_plane()
     assert await router.next_version() == 0
     assert await reported(handle.plane) == [router.current]
+
+
+async def test_a_replica_reports_once_that_there_is_no_more_news(link, handle, router, monkeypatch):
+    reports, report = [], handle.plane.report
+
+    async def record(each, uptime_s):
+        reports.append(each)
+        return await report(each, uptime_s)
+
+    monkeypatch.setattr(handle.plane, "report", record)
+    monkeypatch.setattr(client, "_REPORT_PERIOD_S", 0.01)
+    router.current = replace(router.current, num_running=1)
+    await eventually(lambda: reports.count(router.current) == 2)
+    made = Mock(wraps=link._make_report)
+    monkeypatch.setattr(link, "_make_report", made)
+    await eventually(lambda: made.call_count >= 3)
+    assert reports.count(router.current) == 2
 
 
 async def test_the_state_of_a_new_store_applies_despite_its_lower_version(

@@ -37,6 +37,7 @@ async def test_rules_use_the_request_rate_of_all_replicas(plane, clock):
     total = await arrive(plane, clock, 40, 15, total)
     assert (await plane.speculation()).in_force.mode == "off"
     assert (await plane.fleet()).requests_per_s == pytest.approx(40)
+    await arrive(plane, clock, 0, 1, total)
     clock.now_s += 11
     state = await plane.speculation()
     assert (state.active_rule, state.in_force) == (None, CONFIGURED)
@@ -71,14 +72,18 @@ async def test_an_active_rule_outlasts_the_change_of_another_setting(plane, cloc
     assert others.active_rule is None, "4.4/s are too few to begin with other rules"
 
 
-async def test_missing_reports_neither_end_nor_begin_a_rule(plane, clock):
-    """Steady 18/s, with rules at 20/s and at 5/s; no report for 12 s."""
+@pytest.mark.parametrize("num_running", [1, 0])
+async def test_missing_reports_neither_end_nor_begin_a_rule(plane, clock, num_running):
+    """Steady 18/s, with rules at 20/s and at 5/s; no report for 12 s.
+
+    Short requests may run between the reports only.
+    """
     await plane.set_speculation(SpeculationChange(rules=RULES))
     for second in range(1, 50):
         clock.now_s += 1
         if not 20 <= second < 32:
             counts = Counts(num_requests=18 * second)
-            report = ReplicaReport("a", is_ready=True, counts=counts, num_running=1)
+            report = ReplicaReport("a", is_ready=True, counts=counts, num_running=num_running)
             await plane.report(report, second)
         if second > 10:
             assert (await plane.speculation()).active_rule == 0, second
