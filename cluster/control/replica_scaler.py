@@ -10,9 +10,8 @@ from typing import NamedTuple, Self
 
 from cluster.config.objective import Objective
 from cluster.control.capacity import CLEAR_S, Capacity, Lengths, capacity, replicas_needed
-from specdec.engine.metrics.metrics import FAILED
 from specdec.types.reports.service_curve import ServiceCurve
-from specdec.types.reports.stats import Counts, HistogramCounts
+from specdec.types.reports.stats import FAILED, Counts, HistogramCounts
 
 PERIOD_S = 5.0
 """Least time between two estimates."""
@@ -184,18 +183,17 @@ class ReplicaScaler:
             self._known_s = now_s
         elif not curves or self._number is None:
             return self._number
-        num_ready = len(totals) + num_full
-        if self._number is None or num_ready >= self._number:
-            self._served_s = now_s
         if now_s >= self._samples[0].at_s + LEAST_S:
             number = self._estimate(len(totals), curves) + num_full
-            self._set(now_s, number, num_ready + num_starting)
+            self._set(now_s, number, len(totals) + num_full, num_starting)
         return self._number
 
-    def _set(self, now_s: float, number: float, num_replicas: int) -> None:
+    def _set(self, now_s: float, number: float, num_ready: int, num_starting: int) -> None:
         """Set the number from an estimate; the first keeps all replicas for a hold."""
         if self._number is None:
-            self._least, self._least_until_s = num_replicas, now_s + HOLD_S
+            self._least, self._least_until_s = num_ready + num_starting, now_s + HOLD_S
+        if num_ready >= (self._number or 0):
+            self._served_s = now_s
         while self._peaks and self._peaks[-1][1] <= number:
             self._peaks.pop()
         self._peaks.append((now_s, number))

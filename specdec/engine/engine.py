@@ -183,8 +183,7 @@ class Engine:
 
         Returns an error for the request that caused it, if that is known; see `Suspects`.
         """
-        cause = self._suspects.record_loss(self._steps.sequences)
-        if cause is None:
+        if (cause := self._suspects.record_loss(self._steps.sequences)) is None:
             return []
         return self._requests.fail(cause, CrashingRequestError(cause.num_output_tokens))
 

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.control.replica_scaler import Totals
-from specdec.engine.metrics.metrics import ABORTED, FAILED
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.service_curve import ServiceCurve
+from specdec.types.reports.stats import FAILED
 
 _PREFIXES = ("specdec:", "vllm:", "sglang:")
 """The first of them whose metrics an endpoint has is read."""
@@ -51,7 +51,7 @@ _OBJECTIVE_NAMES = (
 _CHOICES = "request_params_n"
 _CHOICES_NAMES = (f"{_CHOICES}_sum", f"{_CHOICES}_count")
 """Read of this service only, under an objective: vLLM counts an end for each choice."""
-_CENSORED = (ABORTED, FAILED)
+_CENSORED = ("abort", FAILED)
 """The `finished_reason` of outputs that are not complete; vLLM has both."""
 OUTPUT_TOKENS, _NUM_ASSUMED = 256.0, 8
 """Expected tokens of an output before any has ended, and the number of outputs that these are."""

@@ -12,14 +12,11 @@ from enum import Enum
 from threading import Lock
 from typing import Protocol
 
-from specdec.types.reports.stats import Counts, HistogramCounts
+from specdec.types.reports.stats import FAILED, Counts, HistogramCounts
 from specdec.types.responses import FinishReason
 
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
-
-FAILED = "error"
-"""The finish reason of a request that the engine had accepted, and that ended in an error."""
 
 AUDIT_OUTCOMES = ("equal", "tie", "impossible", "failed", "dropped")
 """Results of audits: those of a comparison, an error, and an engine that was never idle."""

@@ -12,7 +12,6 @@ from specdec.engine.metrics.metrics import (
     ABORTED,
     DECODE_TIME,
     END_TO_END,
-    FAILED,
     FIRST_TOKEN,
     GENERATION_TOKENS,
     INFERENCE_TIME,
@@ -31,6 +30,7 @@ from specdec.engine.metrics.metrics import (
     Metrics,
 )
 from specdec.types.errors import AbortedError, DeadlineExceededError, OverloadedError
+from specdec.types.reports.stats import FAILED
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling.sampling_params import SamplingParams
 

@@ -13,6 +13,9 @@ from specdec.types.drafts.draft_decision import Decision, DecisionChange
 from specdec.types.reports.additive import Additive
 from specdec.types.reports.service_curve import ServiceCurve
 
+FAILED = "error"
+"""The finish reason of a request that the engine had accepted, and that ended in an error."""
+
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""
 

@@ -1,18 +1,15 @@
-# Modules: specdec.engine.requests.engine_client
 """The bridge between the engine's thread and asyncio."""
 
 import asyncio
 import sys
 import threading
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.metrics.metrics import Metrics
-from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.requests.outputs import StepOutputs
 from specdec.engine.requests.preparations import Preparations
 from specdec.speculation.policy.policy import SpeculationPolicy
@@ -22,11 +19,9 @@ from specdec.types.errors import (
     InvalidValueError,
     NotReadyError,
     OverloadedError,
-    SpecdecError,
     TargetFailedError,
 )
 from specdec.types.messages import VerifiedRow
-from specdec.types.sampling.sampling_params import SamplingParams
 from tests.specdec.engine.requests.test_remote_streams import Sink
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 from tests.waiting import eventually
@@ -194,48 +189,6 @@ async def test_an_error_of_one_request_ends_only_its_stream(tiny_model_dir):
     assert loop.num_streams == 0
     stats = await loop.stats()
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
-    await loop.close()
-
-
-async def counted(loop, *requests):
-    """Run requests; return how many are received, and how many ends there are by reason."""
-    metrics = Metrics()
-
-    async def run(each):
-        outputs = loop.generate(each, RequestMetrics(each.request_id, metrics))
-        with suppress(SpecdecError):
-            [_ async for _ in outputs]
-
-    await asyncio.gather(*map(run, requests))
-    counts = metrics.counts.plus(loop.last_stats.counts)
-    return counts.num_requests, {reason: count for reason, count in counts.ended.items() if count}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, (1, {"length": 1})),
-        ({"params": SamplingParams(n=2, max_tokens=1)}, (2, {"length": 1})),
-        ({"prompt": ()}, (0, {})),
-        ({"queue_deadline_s": 0.0}, (1, {"error": 1})),
-    ],
-    ids=["complete", "choices", "invalid", "expired"],
-)
-async def test_a_request_that_the_engine_refuses_is_not_received(loop, changes, expected):
-    assert await counted(loop, replace(request("r", PROMPT, max_tokens=2), **changes)) == expected
-
-
-async def test_a_request_without_room_is_received(loop, monkeypatch):
-    monkeypatch.setattr(EngineThread, "num_sequences", 1000)
-    assert await counted(loop, request("r", PROMPT)) == (1, {})
-
-
-async def test_a_request_that_fails_has_ended(tiny_model_dir):
-    loop = EngineThread(make_engine(tiny_model_dir, engine_config(), NanTarget()))
-    requests = [request(f"r{index}", [11 + index, 12]) for index in range(3)]
-    assert await counted(loop, *requests) == (3, {"length": 2, "error": 1})
-    await tokens_of(loop, request("of no client", PROMPT))
-    assert loop.last_stats.counts.num_requests == 3
     await loop.close()
 
 
