@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from cluster.cli.tables import aligned
 from specdec.types.responses import Choice, PositionLogprobs, StreamChunk, TokenLogprob, Usage
 
 
@@ -163,14 +164,14 @@ def _heading(choice: Choice) -> str:
     return f"--- choice {choice.index}, {choice.finish_reason.value}{at}"
 
 
-def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
-    """Yield a line per token: its log probability, its rank, the most likely and the given ones."""
-    yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
+def _table(name: str, positions: Sequence[PositionLogprobs]) -> list[str]:
+    """Return a line per token: its log probability, rank, the most likely and the given ones."""
+    rows = [(f"{name} token", "logprob", "rank", "best")]
     for position in positions:
         chosen, listed = position.chosen, (*position.best, *position.given)
         best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in listed)
-        row = f"{_quoted(chosen.token):<20}{_number(chosen):>9}{position.rank:>7}  {best}"
-        yield row.rstrip()
+        rows.append((_quoted(chosen.token), _number(chosen), str(position.rank), best))
+    return aligned(rows, numbers=(1, 2))
 
 
 def _quoted(text: str | int) -> str:

@@ -9,6 +9,7 @@ import click
 
 from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
 from cluster.cli.output import json_flag, print_stderr, show_json
+from cluster.cli.tables import aligned
 
 if TYPE_CHECKING:  # commands import these when they run
     from cluster.cli.training.drafter_report import DrafterSpeedReport
@@ -190,7 +191,7 @@ def _print_report(
         drafters = {} if speeds is None else {"drafters": speeds.fields()}
         show_json(_fields(found, decoder) | drafters)
     else:
-        lines = [f"{label:18}{value}" for label, value in _lines(found, decoder)]
+        lines = aligned(_lines(found, decoder))
         click.echo("\n".join([*lines, *([] if speeds is None else ["", *speeds.lines()])]))
     if found.checkpoint.faults:
         click.get_current_context().exit(EXIT_UNUSABLE)

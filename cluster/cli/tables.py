@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from specdec.types.adapters import AdapterInfo, AdapterReport
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
@@ -227,10 +227,16 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest_s:02}s" if minutes else f"{rest_s}s"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines in which the cells of a column begin at the same place."""
+def aligned(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> list[str]:
+    """Return lines in which the cells of a column begin at the same place.
+
+    numbers: columns whose cells end at the same place.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]

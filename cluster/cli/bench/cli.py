@@ -25,6 +25,7 @@ from cluster.cli.errors import EXIT_FAILED
 from cluster.cli.options import client_flags, load_client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE
+from cluster.cli.tables import aligned
 from specdec.client import Client
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -101,21 +102,26 @@ def methods(
         click.echo(_table(report))
 
 
+_HEADING = (
+    *("method", "tokens/s", "speed-up", "acceptance", "mean length", "drafts"),
+    "other outputs",
+)
+
+
 def _table(report: MethodReport) -> str:
-    heading = (
-        f"{'method':<16}{'tokens/s':>10}{'speed-up':>10}{'acceptance':>12}{'mean length':>13}"
-        f"{'drafts':>8}{'other outputs':>15}"
-    )
-    return "\n".join([heading, *map(_line, report.results)])
+    rows = [_HEADING, *map(_cells, report.results)]
+    return "\n".join(aligned(rows, numbers=range(1, len(_HEADING))))
 
 
-def _line(result: MethodResult) -> str:
-    drafts = f"{'-':>12}{'-':>13}"
-    if result.num_drafts:
-        drafts = f"{result.acceptance_rate:>12.0%}{result.mean_acceptance_length:>13.2f}"
+def _cells(result: MethodResult) -> tuple[str, ...]:
+    rate, length = f"{result.acceptance_rate:.0%}", f"{result.mean_acceptance_length:.2f}"
     return (
-        f"{result.name:<16}{_number(result.tokens_per_s, 1):>10}{_number(result.speedup, 2):>10}"
-        f"{drafts}{result.num_drafts:>8}{result.num_other_answers:>15}"
+        result.name,
+        _number(result.tokens_per_s, 1),
+        _number(result.speedup, 2),
+        *((rate, length) if result.num_drafts else ("-", "-")),
+        str(result.num_drafts),
+        str(result.num_other_answers),
     )
 
 

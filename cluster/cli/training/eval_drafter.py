@@ -13,6 +13,7 @@ import click
 from cluster.cli.bench.charts import BarChart, LineChart, draw_charts, require_matplotlib
 from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
+from cluster.cli.tables import aligned
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:
@@ -154,21 +155,28 @@ def _measure(
     return results
 
 
+_HEADING = (
+    *("suite", "temperature", "length", "acceptance", "tokens/s", "without", "speed-up", "other"),
+    "acceptance by position",
+)
+
+
 def _table(results: Sequence[SuiteResult]) -> str:
-    heading = (
-        f"{'suite':<16}{'temperature':>12}{'length':>8}{'acceptance':>12}{'tokens/s':>10}"
-        f"{'without':>9}{'speed-up':>10}{'other':>7}  acceptance by position"
-    )
-    return "\n".join([heading, *map(_line, results)])
+    rows = [_HEADING, *map(_cells, results)]
+    return "\n".join(aligned(rows, numbers=range(1, len(_HEADING) - 1)))
 
 
-def _line(result: SuiteResult) -> str:
-    positions = " ".join(f"{rate:.0%}" for rate in result.acceptance_by_position)
+def _cells(result: SuiteResult) -> tuple[str, ...]:
     return (
-        f"{result.suite or '-':<16}{result.temperature:>12g}{result.mean_accepted_length:>8.2f}"
-        f"{result.acceptance_rate:>12.0%}{_number(result.tokens_per_s, 1):>10}"
-        f"{_number(result.baseline_tokens_per_s, 1):>9}{_number(result.speedup, 2):>10}"
-        f"{result.num_other_answers:>7}  {positions}"
+        result.suite or "-",
+        f"{result.temperature:g}",
+        f"{result.mean_accepted_length:.2f}",
+        f"{result.acceptance_rate:.0%}",
+        _number(result.tokens_per_s, 1),
+        _number(result.baseline_tokens_per_s, 1),
+        _number(result.speedup, 2),
+        str(result.num_other_answers),
+        " ".join(f"{rate:.0%}" for rate in result.acceptance_by_position),
     )
 
 

@@ -206,15 +206,15 @@ def test_several_choices_and_their_logprobs_as_text(generate, service):
     assert generate("-n", "2", "--logprobs", "1", "Why?").stdout.splitlines() == [
         "--- choice 0, stop at 6",
         "Blue sky",
-        "output token          logprob   rank  best",
-        '"Blue"                 -0.500      1  "Blue" -0.500',
-        '"Ġsky"                 -0.250      1  "Ġsky" -0.250',
+        "output token  logprob  rank  best",
+        '"Blue"         -0.500     1  "Blue" -0.500',
+        '"Ġsky"         -0.250     1  "Ġsky" -0.250',
         '--- choice 1, stop at "END"',
         "Red",
-        "output token          logprob   rank  best",
-        '"Red"                  -1.500      2  "Blue" -0.500',
-        "prompt token          logprob   rank  best",
-        '"Why"                  -2.000      3  "How" -1.000',
+        "output token  logprob  rank  best",
+        '"Red"          -1.500     2  "Blue" -0.500',
+        "prompt token  logprob  rank  best",
+        '"Why"          -2.000     3  "How" -1.000',
     ]
 
 

@@ -59,12 +59,14 @@ def test_list_shows_what_is_in_the_cache(monkeypatch, tmp_path):
 def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     result = run_cli("models", "show", str(tiny_model_dir), "--tensor-parallel-size", "2")
     assert result.exit_code == 0
-    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    begin = len("colocated_draft_model  ")
+    lines = {line[:begin].rstrip(): line[begin:] for line in result.stdout.splitlines()}
     assert lines["architecture"].startswith("LlamaForCausalLM: biases by")
     assert lines["precision"] == "float32 (float32 in files), no quantization"
     assert lines["ngram"].startswith("ready: ")
     assert lines["draft_model"].startswith("needs files: ")
     assert lines["mtp"].startswith("no: the checkpoint has no layers for")
+    assert lines["colocated_draft_model"].startswith("needs files: ")
     assert result.stdout.count(" KiB of KV a token") == 2
     arguments = ("--kernels", "torch", "--quantization", "int8", "--json")
     report = json.loads(run_cli("models", "show", str(tiny_model_dir), *arguments).stdout)
@@ -72,7 +74,7 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     assert report["quantization"] == "int8"
     files = ["generation_config.json", "config.json", "tokenizer_config.json"]
     assert report["end_tokens"] == [{"token_id": 2, "files": files}]
-    assert lines["end"] == f"tokens        2 ({', '.join(files)})"
+    assert lines["end tokens"] == f"2 ({', '.join(files)})"
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
     report = json.loads(
         run_cli("models", "show", str(tiny_model_dir), *arguments, "--kv-cache-dtype", "fp8").stdout
@@ -142,7 +144,7 @@ def test_show_exits_with_2_for_files_that_do_not_load(tiny_model_dir, tmp_path):
     save_file(load_file(path) | {name: torch.ones(144, dtype=torch.int8)}, path)
     result = run_cli("models", "show", str(tmp_path))
     assert result.exit_code == 2
-    assert f"fault             {name} has codes of type I8" in result.stdout
+    assert f"{'fault':23}{name} has codes of type I8" in result.stdout
     result = run_cli("models", "show", str(tmp_path), "--json")
     assert result.exit_code == 2
     report = json.loads(result.stdout)["checkpoint"]

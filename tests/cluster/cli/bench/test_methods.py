@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.cli.bench.cli import _line
-from cluster.cli.bench.methods import MethodResult, _tokens_per_s
+from cluster.cli.bench.cli import _table
+from cluster.cli.bench.methods import MethodReport, MethodResult, _tokens_per_s
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -92,11 +92,16 @@ def test_the_report_as_text_and_as_json(bench, prompts_file, tmp_path):
     assert [text for text in texts if text in names] == names
 
 
-def test_without_drafts_there_is_no_acceptance_rate():
-    nothing = MethodResult("off", 20.0, 1.0, 0.0, 1.0, 0, 12, 0)
-    assert _line(nothing).split() == ["off", "20.0", "1.00", "-", "-", "0", "0"]
-    some = MethodResult("ngram", None, None, 0.5, 2.5, 4, 12, 1)
-    assert _line(some).split() == ["ngram", "-", "-", "50%", "2.50", "4", "1"]
+def test_the_columns_of_the_table_begin_or_end_at_one_place():
+    off = MethodResult("off", 20.0, 1.0, 0.0, 1.0, 0, 12, 0)
+    drafts = MethodResult("colocated_draft_model", None, None, 0.5, 2.5, 4, 12, 1)
+    heading, *lines = _table(MethodReport("tiny", 1, 8, 0.0, (off, drafts))).splitlines()
+    assert [line.split() for line in lines] == [
+        ["off", "20.0", "1.00", "-", "-", "0", "0"],
+        ["colocated_draft_model", "-", "-", "50%", "2.50", "4", "1"],
+    ]
+    assert {len(heading), *map(len, lines)} == {len(heading)}
+    assert heading.index("tokens/s") > len("colocated_draft_model")
 
 
 def test_a_completion_without_a_token_has_no_rate():

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
-from cluster.cli.training.eval_drafter import _line, _warnings
+from cluster.cli.training.eval_drafter import _table, _warnings
 from specdec.models.drafters.card import read_acceptance
 from specdec.training.evaluation import Answer, PositionCounts, SuiteResult
 from tests.specdec.heads import fitted_medusa_dir
@@ -96,12 +96,16 @@ def test_the_method_follows_from_the_files_of_a_head(evaluate, tiny_model_dir, t
     assert engine["max_num_seqs"] == 4
 
 
-def test_a_line_of_the_table():
+def test_the_columns_of_the_table_begin_or_end_at_one_place():
     answer = Answer(8, PositionCounts((4, 4), (3, 1)), 30.0, 20.0, is_same=False)
-    line = _line(SuiteResult.of("a", 0.8, [answer]))
-    assert line.split() == ["a", "0.8", "2.00", "50%", "30.0", "20.0", "1.50", "1", "75%", "25%"]
-    unmeasured = _line(SuiteResult.of("", 0.0, [Answer(1, PositionCounts(), None, None, True)]))
-    assert unmeasured.split() == ["-", "0", "1.00", "0%", "-", "-", "-", "0"]
+    named = SuiteResult.of("natural_questions", 0.8, [answer])
+    unmeasured = SuiteResult.of("", 0.0, [Answer(1, PositionCounts(), None, None, True)])
+    heading, line, other = _table([named, unmeasured]).splitlines()
+    rates = ["2.00", "50%", "30.0", "20.0", "1.50", "1", "75%", "25%"]
+    assert line.split() == ["natural_questions", "0.8", *rates]
+    assert other.split() == ["-", "0", "1.00", "0%", "-", "-", "-", "0"]
+    assert heading.index("acceptance by") == line.index("75%")
+    assert heading.index("other") + len("other") == len(other)
 
 
 def suite_with(speedup):
