@@ -128,6 +128,8 @@ def _imported(name: str) -> Probe:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a broken build may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return Probe(name, error=f"{name} is not installed")
         return Probe(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
     return Probe(name, answer=str(module.__version__))
 

@@ -32,7 +32,7 @@ FIT = Environment(
     gpu_driver=Probe("driver", error="no NVIDIA driver is loaded"),
     cuda=Probe("CUDA", error="torch 2.13.0+cpu is built without CUDA"),
     nccl=Probe("NCCL", error="torch 2.13.0+cpu is built without CUDA"),
-    triton=Probe("triton", error="ModuleNotFoundError: No module named 'triton'"),
+    triton=Probe("triton", error="triton is not installed"),
     ray=Probe("ray", "2.60.0"),
     taken_ports=(),
     cache_dir=Path("/cache"),
@@ -76,7 +76,7 @@ def test_a_machine_with_gpus_passes_every_check():
 def test_what_only_gpus_need_is_named_where_it_is_absent():
     findings = examine(FIT)
     assert findings["GPU driver"].found == ("not needed without a GPU (no NVIDIA driver is loaded)")
-    assert "No module named 'triton'" in findings["triton"].found
+    assert "triton is not installed" in findings["triton"].found
     assert findings["NCCL"].found == "not needed: a rank on one GPU exchanges nothing"
     assert findings["GPU memory"].found == "not needed: models run on the CPU"
 
@@ -121,7 +121,7 @@ def test_network_and_service_are_optional_checks():
             "warn",
             "built without CUDA build of torch for CUDA",
         ),
-        ("triton", {"num_gpu_devices": 1}, "warn", "No module named 'triton' install slower"),
+        ("triton", {"num_gpu_devices": 1}, "warn", "triton is not installed install slower"),
         ("NCCL", {"num_gpu_devices": 2}, "warn", "without CUDA build of torch with NCCL one GPU"),
         (
             "GPU memory",
@@ -213,7 +213,22 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
 
 
 def test_a_library_that_cannot_be_imported():
-    assert "ModuleNotFoundError" in environment._imported("no_such_library").error
+    assert environment._imported("no_such_library").error == "no_such_library is not installed"
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("raise ModuleNotFoundError('needs CUDA')", "ModuleNotFoundError: needs CUDA"),
+        ("import no_such_part", "ModuleNotFoundError: No module named 'no_such_part'"),
+    ],
+)
+def test_a_library_that_lacks_a_part_is_reported_with_its_error(
+    statement, reason, monkeypatch, tmp_path
+):
+    (tmp_path / "incomplete_library.py").write_text(statement)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment._imported("incomplete_library").error == reason
 
 
 @pytest.mark.parametrize(
