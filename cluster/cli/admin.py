@@ -21,6 +21,7 @@ from cluster.cli.tables import (
     statistics_line,
 )
 from specdec.client import AdminClient
+from specdec.client.codec.admin import UNSENT
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.control import (
     CONTROL_VALUES,
@@ -221,7 +222,7 @@ def watch_speculation(
     """Print load and draft decisions at an interval, until Ctrl-C."""
     with admin_client(**connection) as client:
         for fleet in islice(client.watch(interval_s), count):
-            click.echo(to_json(fleet) if as_json else statistics_line(fleet))
+            click.echo(_json(fleet) if as_json else statistics_line(fleet))
 
 
 @speculation.command("log")
@@ -274,4 +275,9 @@ def _show(
     """Call the service, and print the result as JSON or as text."""
     with admin_client(**connection) as client:
         result = call(client)
-    click.echo(to_json(result) if as_json else text(result))
+    click.echo(_json(result) if as_json else text(result))
+
+
+def _json(result: Any) -> str:
+    """Serialize what a call returned, without the counters that only HTTP has."""
+    return to_json(result, UNSENT)

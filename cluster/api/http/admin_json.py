@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from cluster.api.http.bodies import read_json
@@ -30,9 +31,20 @@ _TYPES: Mapping[str, type] = {
 _NEVER_NULL = ("reset", "updated_by", "reason")
 
 
-def to_json(value: Any) -> str:
-    """Serialize a dataclass as one JSON object; datetimes become ISO 8601 strings."""
-    return json.dumps(asdict(value), ensure_ascii=False, default=datetime.isoformat)
+def to_json(value: Any, omitted: Mapping[type, Collection[str]] = MappingProxyType({})) -> str:
+    """Serialize a dataclass as one JSON object; datetimes become ISO 8601 strings.
+
+    omitted: fields of classes to leave out.
+    """
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, datetime):
+            return part.isoformat()
+        left_out = omitted.get(type(part), ())
+        names = (each.name for each in fields(part) if each.name not in left_out)
+        return {name: getattr(part, name) for name in names}
+
+    return json.dumps(value, ensure_ascii=False, default=plain)
 
 
 def read_change(body: bytes) -> SpeculationChange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +75,11 @@ _REPORT = MessageCodec(
         }
     ),
 )
+UNSENT: Mapping[type, Collection[str]] = {
+    Counts: _counts(pb.ReplicaStatus).unsent,
+    ReplicaReport: _REPORT.unsent,
+}
+"""Attributes that are exported over HTTP only: after decoding they have their defaults."""
 _WORKER = MessageCodec(
     pb.WorkerProfile,
     WorkerProfile,

@@ -115,6 +115,12 @@ class MessageCodec(Generic[MessageT, RecordT]):
         self._absent = self._values_of_absent(implicit)
 
     @property
+    def unsent(self) -> frozenset[str]:
+        """Names of the attributes that no field of the message holds."""
+        sent = {each.attribute for each in self._all_fields()} | self._flat.keys()
+        return frozenset(self._defaults.keys() - sent)
+
+    @property
     def unmapped(self) -> set[str]:
         """Names of the fields of the message that are not converted."""
         names = {each.name for each in self.message_type.DESCRIPTOR.fields}

@@ -138,6 +138,8 @@ def test_status_as_json(command):
     [replica] = status["replicas"]
     assert replica["report"]["num_decoding"] == 4
     assert replica["report"]["counts"]["speculation"]["num_accepted_tokens"] == 20
+    assert replica["report"].keys().isdisjoint(("num_kv_blocks", "at_s", "memory"))
+    assert replica["report"]["counts"].keys().isdisjoint(("num_preemptions", "ended"))
     assert status["speculation"]["version"] == 0
     assert status["num_lost_replicas"] == 0
 
