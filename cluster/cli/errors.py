@@ -80,9 +80,7 @@ class OneLineErrors(click.Group):
                 fail(ctx, error, _call_message(failed_call), as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            message = f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
-            fail(ctx, error, message, as_json)
+            fail(ctx, error, _message(error), as_json)
 
 
 @contextmanager
@@ -95,6 +93,15 @@ def exits_as_unusable(*others: type[SpecdecError]) -> Iterator[None]:
     except SpecdecError as error:
         ctx = click.get_current_context()
         fail(ctx, error, str(error), ctx.meta[_AS_JSON], EXIT_UNUSABLE)
+
+
+def _message(error: Exception) -> str:
+    """Return the system's reason for a file; of another error also how to see its traceback."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        other = "" if error.filename2 is None else f" -> {error.filename2}"
+        return " ".join(f"{error.filename}{other}: {error.strerror}".split())
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
 
 
 def _call_message(error: ClientError) -> str:

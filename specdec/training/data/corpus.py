@@ -88,7 +88,7 @@ class CorpusInfo:
 
 def _require_equal(name: str, existing: object, given: object) -> None:
     if existing != given:
-        limit = f"{str(existing)[:80]!r}, as in the existing corpus; use another directory"
+        limit = f"{repr(existing)[:80]}, as in the existing corpus; use another directory"
         raise InvalidValueError(name, given, limit)
 
 

@@ -77,6 +77,26 @@ def test_an_unexpected_error_is_one_line(generate, monkeypatch):
     assert isinstance(generate("Why?").exception, RuntimeError)
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError(2, "No such file", "/a"), "/a: No such file"),
+        (PermissionError(13, "Permission denied", "/a", None, "/b"), "/a -> /b: Permission denied"),
+        (
+            ConnectionRefusedError(111, "Connection refused"),
+            "unexpected ConnectionRefusedError: [Errno 111] Connection refused "
+            "(set SPECDEC_DEBUG=1 to see the traceback)",
+        ),
+    ],
+)
+def test_an_error_of_the_system_names_its_files(error, message, generate, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(generate_module, "receive", fail)
+    fails_with(generate("Why?"), message)
+
+
 def test_timing_by_a_clock():
     chunks = [StreamChunk("r1", "", (), None, 42, None)]
     chunks += [

@@ -48,7 +48,7 @@ def test_other_settings_are_refused_in_one_line(make):
     assert make("--seed", 1).exit_code == 0
     result = make("--seed", 2)
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith("error: seed is 2; it must be '1', as in")
+    assert result.stderr.splitlines()[-1].startswith("error: seed is 2; it must be 1, as in")
 
 
 def test_a_run_without_prompts_is_refused(tiny_model_dir, tmp_path):

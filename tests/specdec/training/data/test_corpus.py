@@ -1,12 +1,15 @@
 # Modules: specdec.training.atomic_files
 """A corpus: what is stored comes back, a reader sees whole shards, and a writer can be killed."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from specdec.training.atomic_files import write_atomically
 from specdec.training.data.corpus import (
     Corpus,
     CorpusError,
@@ -223,3 +226,16 @@ def test_corpora_of_different_targets_are_refused(tmp_path):
             writer.add([sample(0)], [0])
     with pytest.raises(InvalidValueError, match="target_hash"):
         Corpus.join([Corpus.open(tmp_path / name) for name in "ab"])
+
+
+def test_a_full_disk_is_an_error_of_the_file_and_keeps_the_one_before(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "file"
+    write_atomically(path, b"before")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        write_atomically(path, b"after")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"before"
