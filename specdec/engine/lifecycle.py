@@ -209,23 +209,24 @@ class StoppedEngine:
 
     def set_control(self, control: SpeculationControl) -> None:
         """Raise NotReadyError."""
-        raise _ended()
+        raise ended()
 
     def check(self, request: EngineRequest) -> None:
         """Raise NotReadyError."""
-        raise _ended()
+        raise ended()
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id: none runs any more."""
 
     def on_running_loop(self) -> RunningEngine:
         """Raise NotReadyError."""
-        raise _ended()
+        raise ended()
 
     def stop(self) -> StoppedEngine:
         """Return this: there is nothing left to stop."""
         return self
 
 
-def _ended() -> NotReadyError:
+def ended() -> NotReadyError:
+    """Return the error of calls after the end."""
     return NotReadyError("it has been shut down")

@@ -76,6 +76,7 @@ class BaseLLM:
         num_speculative_tokens: draft length, 0 for none. method: one of those loaded.
         None leaves a setting unchanged. Raises InvalidValueError, and NotReadyError after the end.
         """
+        self._llm_engine.require_open()
         changes = {
             "mode": mode,
             "threshold": threshold,

@@ -53,7 +53,9 @@ class LLM(BaseLLM):
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
         """
-        engine, self._thread = LLMEngine(read_arguments(model, arguments)), EventLoopThread()
+        engine = LLMEngine(read_arguments(model, arguments))
+        engine.bind_to_process()
+        self._thread = EventLoopThread(engine.require_open)
         super().__init__(engine, partial(_end, engine, self._thread))
 
     def generate(
@@ -282,8 +284,9 @@ class Progress:
 class EventLoopThread:
     """Runs coroutines until it is stopped, at the latest with the interpreter."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, require_open: Callable[[], None]) -> None:
+        """require_open: raises where no coroutine can run."""
+        self._require_open, self._loop = require_open, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="llm", daemon=True)
         self._thread.start()
 
@@ -295,7 +298,12 @@ class EventLoopThread:
         self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine; call it from another thread."""
+        """Start a coroutine; call it from another thread. Raises what `require_open` raises."""
+        try:
+            self._require_open()
+        except BaseException:
+            coroutine.close()
+            raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:

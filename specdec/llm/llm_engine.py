@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 import threading
@@ -17,7 +18,7 @@ from specdec.config.hardware import available_memory_bytes, require_gpu, smalles
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine_setup import EngineSetup
 from specdec.engine.executor import Executor
-from specdec.engine.lifecycle import LoadedEngine, RunningEngine, StoppedEngine
+from specdec.engine.lifecycle import LoadedEngine, RunningEngine, StoppedEngine, ended
 from specdec.engine.memory.memory_plan import MemoryPlan, memory_plan
 from specdec.engine.metrics.request_metrics import RequestMetrics
 from specdec.engine.models.colocation import with_colocated_draft
@@ -108,7 +109,10 @@ class LLMEngine:
         self.preparations = Preparations()  # requests that are prepared, or wait for an adapter
         self._lora_ids = LoRAIds()
         self._is_closed = False
+        self._process_id: int | None = None  # of the process that has started threads
         plan = self.setup.plan
+        if not in_process:
+            self.bind_to_process()
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
         self.engine: LoadedEngine | RunningEngine | StoppedEngine
         try:
@@ -137,7 +141,7 @@ class LLMEngine:
         Encodes text and waits for the grammar compiler, which may take seconds: not for an event
         loop. Raises InvalidValueError and NotReadyError.
         """
-        self._require_open()
+        self.require_open()
         parts = self._encoded(prompt)
         assert parts.token_ids is not None, "a prompt that was not encoded"
         request = EngineRequest(
@@ -212,6 +216,7 @@ class LLMEngine:
     def _compiler(self) -> GrammarCompiler:
         with self._lock:
             if self._grammars is None:
+                self.bind_to_process()
                 self._grammars = GrammarCompiler(
                     self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
                 )
@@ -285,25 +290,39 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""
+        self.require_open()
         self.preparations.abort(lambda each, caller: each == request_id)
         self.engine.abort(request_id)
 
     def running_engine(self) -> RunningEngine:
         """Return the engine with a thread for the running event loop; start that if necessary."""
-        self._require_open()
+        self.require_open()
+        self.bind_to_process()
         current = self.engine
         engine = current.on_running_loop()
         if engine is not current:  # `close` may replace it meanwhile, on another thread
             self.engine = engine
         return engine
 
-    def _require_open(self) -> None:
+    def bind_to_process(self) -> None:
+        """Note that this process has threads or ranks for the models, which its forks lack."""
+        self._process_id = os.getpid()
+
+    def require_open(self) -> None:
+        """Raise NotReadyError after `close`, and in a fork of the process that has the threads."""
         if self._is_closed:
-            raise NotReadyError("it has been shut down")
+            raise ended()
+        if self._is_forked:
+            reason = f"the LLM belongs to process {self._process_id}, whose threads a fork lacks"
+            raise NotReadyError(f"{reason}; load it in this process, or start processes by spawn")
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._process_id not in (None, os.getpid())
 
     def close(self) -> None:
         """End the engine's thread and the models; the metrics stay. From any thread, repeatedly."""
-        if self._is_closed:
+        if self._is_closed or self._is_forked:  # a fork has nothing to end
             return
         self._is_closed = True
         self.engine = self.engine.stop()

@@ -1,15 +1,19 @@
 """The end of an `LLM`: threads, processes and memory that it leaves."""
 
+import asyncio
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 
 import psutil
 import pytest
 
-from specdec import LLM, SamplingParams, StructuredOutput
+from specdec import LLM, AsyncLLM, SamplingParams, StructuredOutput
 from specdec.types.errors import NotReadyError
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.llm.test_llm import GREEDY, Bar
@@ -62,8 +66,63 @@ def test_shutdown_frees_the_models_and_keeps_the_metrics(tiny_model_dir):
     gc.collect()
     assert [model() for model in models] == [None, None]
     assert metrics_of(llm) == before
-    with pytest.raises(NotReadyError, match="shut down"):
+    for call in (
+        lambda: llm.set_speculation(mode="off"),
+        lambda: llm.generate([]),
+        llm.drafter_versions,
+        llm.list_loras,
+    ):
+        with pytest.raises(NotReadyError, match="shut down"):
+            call()
+
+
+def in_fork(call):
+    """Return what a call returns in a forked process, or its NotReadyError, as a text."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            os.write(writer, str(call()).encode())
+        except NotReadyError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_forked_process_is_refused_and_ends_nothing(llm):
+    for call in (lambda: llm.generate([]), lambda: llm.set_speculation(mode="off")):
+        assert f"belongs to process {os.getpid()}" in in_fork(call)
+    assert in_fork(llm.shutdown) == "None"
+    assert len(llm.generate("Ask", GREEDY, use_tqdm=False)) == 1
+
+
+async def token_ids(llm):
+    [output] = [each async for each in llm.generate("Ask", GREEDY, output_kind="final_only")]
+    return output.outputs[0].token_ids
+
+
+def test_a_forked_process_uses_a_model_whose_threads_have_not_started(tiny_model_dir):
+    with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        forked = in_fork(lambda: asyncio.run(token_ids(llm)))
+        assert forked == str(asyncio.run(token_ids(llm)))
+        for call in (token_ids, lambda llm: llm.abort("0")):
+            assert "belongs to process" in in_fork(lambda call=call: asyncio.run(call(llm)))
+
+
+def test_calls_after_the_end_of_an_async_llm_are_refused(tiny_model_dir):
+    llm = AsyncLLM(**arguments(tiny_model_dir, speculative_config=None))
+    llm.shutdown()
+    with pytest.raises(NotReadyError, match="it has been shut down"):
         llm.set_speculation(mode="off")
+    with pytest.raises(NotReadyError, match="it has been shut down"):
+        asyncio.run(llm.abort("0"))
 
 
 def test_shutdown_from_another_thread_fails_a_running_batch(tiny_model_dir):
