@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -169,14 +170,25 @@ def make_corpus(
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Stop at SIGTERM as at Ctrl-C, which stores the finished samples.
+    """Stop at SIGTERM as at Ctrl-C, which stores the finished samples; exit with its own code.
 
     SIGINT, too: a shell starts background jobs with SIGINT ignored.
     """
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    is_terminated = False
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        signal.default_int_handler(number, frame)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
+    except KeyboardInterrupt:
+        if is_terminated:
+            click.get_current_context().exit(128 + signal.SIGTERM)
+        raise
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

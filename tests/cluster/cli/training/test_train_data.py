@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
+from specdec.training.data import generation
 from specdec.training.data.corpus import Corpus
 
 
@@ -42,6 +43,16 @@ def test_a_corpus_is_made_and_extended(make, tmp_path):
     assert "3 new samples" in result.stderr
     assert len(Corpus.open(tmp_path / "corpus")) == 6
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_exits_with_the_code_of_the_signal(make, monkeypatch, number, code):
+    def interrupt(*_):
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(generation, "generate_corpus", interrupt)
+    result = make()
+    assert (result.exit_code, result.output) == (code, "")
 
 
 def test_other_settings_are_refused_in_one_line(make):
