@@ -20,6 +20,9 @@ _NOT_AVAILABLE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), _TEXT_ONLY),
         "beam_search": "not available: use generate with n and a temperature",
+        **dict.fromkeys(("apply_model", "collective_rpc"), "not available: ranks run no code"),
+        "reset_prefix_cache": "not available: give the prompts another cache_salt",
+        "set_tokenizer": "not available: the tokenizer comes with the model",
         "sleep": "not available: shutdown() frees the model",
         "wake_up": "not available: shutdown() frees the model",
         "start_profile": "not available here: a service records profiles (docs/profiling.md)",

@@ -46,11 +46,11 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
     if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
         return [read_prompt("prompts", prompts)]
     if not _is_list(prompts):
-        raise InvalidValueError("prompts", prompts, _LIMIT)
+        raise InvalidValueError("prompts", prompts, f"{_LIMIT}, or a list of these")
     return [read_prompt(f"prompts[{index}]", each) for index, each in enumerate(prompts)]
 
 
-_LIMIT = 'a string, {"prompt": text}, {"prompt_token_ids": ids}, token ids, or a list of these'
+_LIMIT = 'a string, {"prompt": text}, {"prompt_token_ids": ids}, or token ids'
 
 
 def read_prompt(field: str, prompt: object) -> PromptParts:

@@ -31,7 +31,7 @@ def test_accepted_prompts(given, parts):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "prompts is 3; it must be a string"),
+        (3, "prompts is 3; it must be a string, .*, or a list of these$"),
         (["a", None], r"prompts\[1\] is None"),
         ({"prompt": 3}, "prompts is {'prompt': 3}"),
         ({"prompt_token_ids": "a"}, "prompts is"),
@@ -48,7 +48,7 @@ def test_accepted_prompts(given, parts):
             [{"prompt": "a", "multi_modal_data": 1}],
             r"unknown key of prompts\[0\] 'multi_modal_data'",
         ),
-        ([["a"]], r"prompts\[0\] is \['a'\]"),
+        ([["a"]], r"prompts\[0\] is \['a'\]; .*, or token ids$"),
         (np.zeros(2), "prompts is array"),
         (b"ab", "prompts is b'ab'"),
         (["a", bytearray(b"ab")], r"prompts\[1\] is bytearray"),
