@@ -69,7 +69,11 @@ def _values() -> Iterator[str]:
 
 def _sampling() -> Iterator[str]:
     yield "## Arguments of `SamplingParams`\n"
-    yield "Those that are not in this table have vLLM's names and meanings.\n"
+    yield (
+        'Those that are not in this table have vLLM\'s names and meanings. "Left out" '
+        'includes None, an empty value (`False`, `""`, `[]`, `()` or `{}`), and a number or `True` '
+        "that is vLLM's default.\n"
+    )
     yield _table(
         {
             "`structured_outputs`, `guided_decoding`": "the same, or `structured_output`",

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from specdec.types.sampling.vllm_sampling import requests_nothing
+
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "beam_width": (1,),
@@ -33,7 +35,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 """Values that request nothing; in every field an empty value (false, "", [], {}) is another."""
-_EMPTY: tuple[Any, ...] = (False, "", [], {})
 _OPTIONS_OF_REQUESTS = frozenset({"web_search_options"})
 """Fields whose empty object requests something, with its default options."""
 
@@ -75,7 +76,5 @@ ENGINE_FIELDS: Mapping[str, str] = MappingProxyType(
 
 def is_neutral(name: str, value: Any) -> bool:
     """Return whether a value of an unsupported field requests nothing; 1 is not true."""
-    if value == {} and name in _OPTIONS_OF_REQUESTS:
-        return False
-    neutral = (*_EMPTY, *_NEUTRAL.get(name, ()))
-    return any(type(value) is type(each) and value == each for each in neutral)
+    is_request = value == {} and name in _OPTIONS_OF_REQUESTS
+    return not is_request and requests_nothing(value, _NEUTRAL.get(name, ()))

@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,7 @@ _ALL_TOKENS = -1
 _STRUCTURES = ("structured_outputs", "guided_decoding")
 """vLLM's present and earlier name of structured_output."""
 
+_LEFT_OUT = "left out"
 _OPTIONS = "speculation=SpeculationOptions(...)"
 _NO_BEAMS = "left out: beam search is not supported; use n and temperature"
 
@@ -47,10 +48,32 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "flat_logprobs": "left out: logprobs are dictionaries by token id",
         "extra_args": "left out: there are no extra arguments",
         "skip_reading_prefix_cache": "left out: give the prompt a separate cache_salt",
+        "stream_interval": "left out: it is an argument of LLM",
+        "thinking_token_budget": "left out: max_tokens limits reasoning and answer together",
+        "repetition_detection": "left out: repetitions do not end a text",
+        "prompt_logprob_token_ids": "left out: prompt_logprobs has the most likely tokens",
+        "prompt_logprob_start": "left out: prompt_logprobs has all tokens of the prompt",
+        "routed_experts_prompt_start": "left out: the model's inner state is not returned",
+        "trace_decode_token_ids": "left out: requests cannot determine the tokens of the answer",
         "max_new_tokens": "written as max_tokens",
     }
 )
 """Arguments of vLLM, and of other engines, with the end of "it must be ..."."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "best_of": (1,),
+        "length_penalty": (1, 1.0),
+        "output_kind": (0,),
+        "prompt_logprob_start": (0,),
+        "routed_experts_prompt_start": (0,),
+        "spaces_between_special_tokens": (True,),
+        "thinking_token_budget": (-1,),
+    }
+)
+"""Values of refused arguments, vLLM's defaults, that request nothing, as every empty value does."""
+_EMPTY: tuple[object, ...] = (False, "", [], (), {})
+_VLLM_NAMES = frozenset({*REFUSED, *_STRUCTURES, "detokenize"})
 
 _OMITTED_IF_NONE = frozenset(
     {"stop", "stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids", *REFUSED}
@@ -82,9 +105,30 @@ def accepts_vllm_names(read_structure: Structure) -> Callable[[type[T]], type[T]
             construct(self, *args, **given)
 
         record.__init__ = init  # type: ignore[assignment,method-assign]
+        record.__setattr__ = _frozen(record, names)  # type: ignore[method-assign]
         return record
 
     return decorate
+
+
+def requests_nothing(value: object, neutral: tuple[object, ...] = ()) -> bool:
+    """Return whether a value of an unsupported argument is empty or neutral; 1 is not true."""
+    return any(type(value) is type(each) and value == each for each in (*_EMPTY, *neutral))
+
+
+def _frozen(record: Any, names: frozenset[str]) -> Callable[[Any, str, object], None]:
+    """Return a `__setattr__` that accepts only attributes that a subclass adds."""
+    assign, refused = record.__setattr__, names | _VLLM_NAMES
+
+    def set_attribute(self: Any, name: str, value: object) -> None:
+        if type(self) is not record and name not in refused:
+            assign(self, name, value)
+            return
+        fix = f"; write dataclasses.replace(params, {name}=...)" if name in names else ""
+        reason = f"{type(self).__name__} cannot be changed{fix}"
+        raise FrozenInstanceError(f"cannot assign to {name!r}: {reason}")
+
+    return set_attribute
 
 
 def _in_our_words(
@@ -105,7 +149,11 @@ def _in_our_words(
     if "detokenize" in values:
         _read_detokenize(values.pop("detokenize"))
     for name in values.keys() - set(known):
-        _refuse(name, values[name], known)
+        hint = REFUSED.get(name, "")
+        if hint.startswith(_LEFT_OUT) and requests_nothing(values[name], _NEUTRAL.get(name, ())):
+            del values[name]
+        else:
+            _refuse(name, values[name], known)
     return values
 
 

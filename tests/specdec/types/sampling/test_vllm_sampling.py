@@ -56,6 +56,48 @@ def test_an_argument_that_is_none_counts_as_omitted(name):
     assert SamplingParams(**{name: None}) == SamplingParams()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, False) for name, text in vllm_sampling.REFUSED.items() if "left out" in text),
+        *((name, each) for name, values in vllm_sampling._NEUTRAL.items() for each in values),
+        ("extra_args", {}),
+        *(("logits_processors", each) for each in ([], ())),
+    ],
+)
+def test_a_value_that_requests_nothing_counts_as_omitted(name, value):
+    assert SamplingParams(**{name: value}, seed=1) == SamplingParams(seed=1)
+
+
+def test_an_assignment_is_refused_with_what_to_write():
+    params = SamplingParams(seed=1)
+    with pytest.raises(AttributeError, match=r"write dataclasses.replace\(params, max_tok"):
+        params.max_tokens = 64
+    assert replace(params, max_tokens=64) == SamplingParams(seed=1, max_tokens=64)
+
+
+@pytest.mark.parametrize("name", ["max_token", "guided_decoding", "best_of"])
+def test_an_assignment_to_no_field_is_refused_without_advice_that_fails(name):
+    with pytest.raises(AttributeError, match=f"'{name}': SamplingParams cannot be changed$"):
+        setattr(SamplingParams(), name, 1)
+
+
+class TaggedParams(SamplingParams):
+    """Parameters with an attribute of a program."""
+
+    def __init__(self, tag, **given):
+        super().__init__(**given)
+        self.tag = tag
+
+
+def test_a_subclass_may_add_attributes():
+    params = TaggedParams("a", seed=1)
+    assert (params.tag, params.seed) == ("a", 1)
+    for name in ("seed", "guided_decoding"):
+        with pytest.raises(AttributeError, match=f"'{name}': TaggedParams cannot be changed"):
+            setattr(params, name, 2)
+
+
 def test_detokenize_is_noted_once(caplog):
     vllm_sampling._note_detokenize.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -78,6 +120,8 @@ def test_detokenize_is_noted_once(caplog):
         ({"best_of": 2}, "use n"),
         ({"skip_reading_prefix_cache": True}, "give the prompt a separate cache_salt"),
         ({"use_beam_search": True}, "beam search is not supported"),
+        ({"spaces_between_special_tokens": 1}, "special tokens are not separated"),
+        ({"thinking_token_budget": 64}, "left out: max_tokens limits"),
         ({"max_new_tokens": 9}, "written as max_tokens"),
         ({"detokenize": 1}, "detokenize is 1; it must be true or false"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_output.structural_tag is"),
