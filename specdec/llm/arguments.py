@@ -7,8 +7,11 @@ with what to write instead.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from specdec.config.fields import refuse_unknown
@@ -92,9 +95,9 @@ _OWN = (
 """Arguments in addition to the fields of LLMConfig."""
 
 
-def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
+def read_arguments(model: str | PathLike[str], given: Mapping[str, Any]) -> Arguments:
     """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
-    values = dict(given)
+    values, source = _without_paths(given), _without_paths(model)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
     prefix = _taken(
         values, "metric_prefix", None, lambda v: isinstance(v, str | None), "a string, or None"
@@ -102,12 +105,22 @@ def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     is_silent = _taken(
         values, "disable_log_stats", True, lambda v: type(v) is bool, "true or false"
     )
-    name = values.pop("served_model_name", None) or model
+    name = values.pop("served_model_name", None) or source
     backend = _taken(
         values, "distributed_executor_backend", None, lambda v: v in (None, "ray"), _BACKENDS
     )
-    config = _config(_located(model, values), _in_our_words(model, values))
+    config = _config(_located(source, values), _in_our_words(source, values))
     return Arguments(config, str(name), seed, prefix, not is_silent, _executor(config, backend))
+
+
+def _without_paths(value: Any) -> Any:
+    """Replace each path, also in mappings, by its absolute name: a relative one may be an alias."""
+    if isinstance(value, PathLike):
+        # Path.expanduser raises for an unknown user.
+        return str(Path(os.path.expanduser(os.fsdecode(value))).absolute())  # noqa: PTH111
+    if isinstance(value, Mapping):
+        return {key: _without_paths(each) for key, each in value.items()}
+    return value
 
 
 _BACKENDS = "ray, or None for ray with several ranks and this process with one"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from os import PathLike
 from typing import Any, ClassVar, Self, Unpack, get_args
 
 from specdec.llm.arguments import LLMArguments, read_arguments
@@ -31,7 +32,7 @@ class AsyncLLM(BaseLLM):
         "write `async for output in llm.generate(prompt, params)`",
     )
 
-    def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
+    def __init__(self, model: str | PathLike[str], **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.

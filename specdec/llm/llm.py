@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
+from os import PathLike
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from tqdm.auto import tqdm
@@ -48,7 +49,7 @@ class LLM(BaseLLM):
         "write `async for output in AsyncLLM(model).generate(prompt, params)`",
     )
 
-    def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
+    def __init__(self, model: str | PathLike[str], **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.

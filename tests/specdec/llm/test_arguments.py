@@ -1,6 +1,8 @@
 # Modules: specdec.config.llm_checks
 """Arguments of vLLM's programs: their values here, and the errors for unsupported ones."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -18,6 +20,21 @@ def test_defaults():
     assert (arguments.logs_stats, arguments.executor) == (False, None)
     assert arguments.config.speculative_config is not None
     assert arguments.config.max_queue_len == 1_000_000
+
+
+class Checkpoint:
+    """A path whose text is not that of its file."""
+
+    def __fspath__(self):
+        return "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize("path", [Path("smollm2-135m-instruct"), Checkpoint()])
+def test_a_path_is_a_directory_even_with_the_name_of_an_alias(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = {"tokenizer": path, "speculative_config": {"method": "draft_model", "model": path}}
+    config = read_arguments(path, given).config
+    assert config.model == config.draft_model.model == str(tmp_path / "smollm2-135m-instruct")
 
 
 @pytest.mark.parametrize(

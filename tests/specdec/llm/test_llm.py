@@ -125,7 +125,6 @@ def test_a_prefix_that_is_given_is_the_only_one(tiny_model_dir):
     [
         ("agenerate", r"AsyncLLM\(model\).generate"),
         ("embed", "the models generate text"),
-        ("beam_search", "use generate with n"),
         ("reset_prefix_cache", "another cache_salt"),
         ("xyzzy", "has no attribute 'xyzzy'$"),
     ],
