@@ -1,9 +1,37 @@
-"""Files that exist with all of their content or not at all."""
+"""Files that exist with all of their content or not at all, and the only writer of a directory."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from specdec.types.errors import SpecdecError
+
+
+class DirectoryInUseError(SpecdecError):
+    """Another process writes to the directory."""
+
+
+@contextmanager
+def sole_writer(lock_file: Path, use: str) -> Iterator[None]:
+    """Create the directory of a lock file, and keep other writers out of it until the end.
+
+    use: as in "another process trains in ./run". Raises DirectoryInUseError.
+    """
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise DirectoryInUseError(f"another process {use} {lock_file.parent}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

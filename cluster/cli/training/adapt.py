@@ -17,6 +17,7 @@ from cluster.cli.output import print_stderr
 from cluster.cli.training.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
+from specdec.training.atomic_files import sole_writer
 from specdec.training.data.config import Precision, TrainingConfig, WeightDtype
 from specdec.types.drafters import VersionState
 from specdec.types.errors import InvalidValueError, NotReadyError
@@ -124,10 +125,9 @@ def adapt(
     directory = resolve(target, progress=print_stderr)
     longest = _longest_sample(directory)
     target_precision = TargetPrecision.on(CPU, dtype, quantization)
-    with admin_client(**connection) as client:
+    with admin_client(**connection) as client, sole_writer(output / ".run.lock", "trains in"):
         source = SampleSource(client, min_tokens, max_tokens, longest)
         teacher = CachedTarget(directory, longest, target_precision, _CACHE_BYTES)
-        output.mkdir(parents=True, exist_ok=True)
         config = _training_config(learning_rate, num_epochs, precision)
         adaptation = Adaptation(teacher, config, output.resolve(), _MIN_HELD_OUT_TOKENS)
         AdaptationLoop(client, source, adaptation).run(num_versions, lambda: time.sleep(interval_s))

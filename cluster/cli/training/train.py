@@ -25,6 +25,7 @@ from cluster.cli.training.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
 from specdec.models.heads.formats.dflash import MarkovKind
+from specdec.training.atomic_files import sole_writer
 from specdec.training.data.config import (
     ExportLayout,
     LossName,
@@ -208,14 +209,14 @@ def train(
     trains_on, config = training_device(device), _config(settings, has_adapter=adapter is not None)
     precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
     require_trainable(config, start, draft_vocab_size, resolve(model, progress=print_stderr))
-    if corpora:
-        _require_defaults(settings)
+    _require_defaults(settings if corpora else {})
     settings |= precision.as_settings() | {"seed": config.seed, "adapter": str(of_target or "")}
-    corpora = corpora or (_corpus(model, output, trains_on, settings),)
-    use_device(trains_on)
-    files = TrainingFiles(model, corpora, output, num_samples, start, of_target)
-    trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
-    _run(trainer, as_json=as_json)
+    with sole_writer(output / ".run.lock", "trains in"):
+        corpora = corpora or (_corpus(model, output, trains_on, settings),)
+        use_device(trains_on)
+        files = TrainingFiles(model, corpora, output, num_samples, start, of_target)
+        trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
+        _run(trainer, as_json=as_json)
 
 
 def _set_threads(threads: int | None) -> None:

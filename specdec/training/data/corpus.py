@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +24,10 @@ from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from specdec.training.atomic_files import write_atomically
+from specdec.training.atomic_files import sole_writer, write_atomically
 from specdec.types.errors import InvalidValueError, SpecdecError
 
 _INFO, _LOCK = "corpus.json", ".writer.lock"
@@ -37,7 +37,7 @@ _OF_TARGET = ("target_hash", "vocab_size", "chat_template")
 
 
 class CorpusError(SpecdecError):
-    """The files of a corpus are missing, in use by another writer, or not valid."""
+    """The files of a corpus are missing or not valid."""
 
 
 @dataclass(frozen=True)
@@ -277,21 +277,14 @@ class CorpusWriter:
     def __init__(self, directory: Path, info: CorpusInfo) -> None:
         """Open a directory for `info`.
 
-        Raises InvalidValueError where it holds a corpus of other settings, CorpusError where
-        another process writes to it.
+        Raises InvalidValueError where it holds a corpus of other settings, DirectoryInUseError
+        where another process writes to it.
         """
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._lock = FileLock(directory / _LOCK)
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            raise CorpusError(f"another process writes to the corpus {directory}") from None
-        try:
+        with ExitStack() as held:
+            held.enter_context(sole_writer(directory / _LOCK, "writes to the corpus"))
             self._open(info)
-        except BaseException:
-            self._lock.release()
-            raise
+            self._held = held.pop_all()
 
     def _open(self, info: CorpusInfo) -> None:
         if (self._directory / _INFO).exists():
@@ -333,7 +326,7 @@ class CorpusWriter:
 
     def close(self) -> None:
         """Let another writer open the corpus."""
-        self._lock.release()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from specdec.models.lora.peft import AdapterFiles
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.training.acceptance import Acceptance
+from specdec.training.atomic_files import sole_writer
 from specdec.training.checkpoint import Checkpoint
 from specdec.training.data import generation
 from specdec.training.data.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
@@ -49,6 +50,14 @@ def train(tiny_model_dir, corpus, tmp_path):
         return invoke(tiny_model_dir, tmp_path / "run", "--corpus", corpus, *arguments)
 
     return run
+
+
+def test_a_run_in_use_is_refused_in_one_line(train, tmp_path):
+    with sole_writer(tmp_path / "run" / ".run.lock", "trains in"):
+        result = train()
+    assert result.exit_code == 1
+    line = f"error: another process trains in {tmp_path / 'run'}"
+    assert result.stderr.splitlines()[-1] == line
 
 
 def invoke(model, output, *arguments):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.training.atomic_files import write_atomically
+from specdec.training.atomic_files import DirectoryInUseError, write_atomically
 from specdec.training.data.corpus import (
     Corpus,
     CorpusError,
@@ -99,7 +99,7 @@ def test_a_file_that_a_killed_writer_left_is_ignored(tmp_path):
 
 
 def test_two_writers_at_once_are_refused(tmp_path):
-    with CorpusWriter(tmp_path, INFO), pytest.raises(CorpusError, match="another process"):
+    with CorpusWriter(tmp_path, INFO), pytest.raises(DirectoryInUseError, match="another process"):
         CorpusWriter(tmp_path, INFO)
     write(tmp_path, [0])
 
