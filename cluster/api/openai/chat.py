@@ -37,12 +37,7 @@ from cluster.api.openai.logprobs import (
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from cluster.api.openai.parsers.tool_format import ToolFormat
 from cluster.api.openai.request_warnings import RequestWarning, template_warnings
-from cluster.api.openai.schemas.chat_schema import (
-    ChatRequest,
-    Delta,
-    FunctionDelta,
-    ToolCallDelta,
-)
+from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.sampling_fields import (
     requested_structure,
     sampling_params,
@@ -80,20 +75,18 @@ async def prepare_chat(
     context.warnings.extend(tools.warnings if tools else ())
     chat = await router.text.encode_chat(conversation, reading.marks)
     prompt = await prompt_token_ids(router, request, chat.token_ids)
-    reading = replace(reading, prefix=chat.answer_start)
+    if chat.answer_start:
+        reading = replace(reading, prefix=chat.answer_start)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     call = generate_call(router, request, prompt, params, context.request_id)
-    call = replace(call, thinking_budget=await _thinking_budget(router, request, reading, context))
+    if budget := await _thinking_budget(router, request, reading, context):
+        call = replace(call, thinking_budget=budget)
     forced = _repeating(request, tools)
     if forced is not None and not request.stream:
         call = replace(call, stream_interval=OUTPUT_INTERVAL)
-    builder = ChatBuilder(
-        request=request,
-        call=call,
-        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
-        reading=reading,
-        names=token_names(router, request) if needs_names else None,
-    )
+    info = ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model)
+    names = token_names(router, request) if needs_names else None
+    builder = ChatBuilder(request, call, info, reading, names)
     builder.forced_calls = forced
     if request.resume_token_ids and not reading.is_plain:
         detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, params, prompt)
@@ -256,14 +249,14 @@ class ChatWriter(ChoiceWriter):
 
     def text_chunk(self, delta: TextDelta) -> dict[str, Any]:
         """Return the choice in a chunk that adds only a text."""
-        return self._choice("delta", self._delta([delta]).to_dict())
+        return self._choice("delta", self._delta([delta]))
 
     def _chunk(self, output: EngineOutput, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         logprobs = self._logprobs([output])
         if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
             return None
         reason = self._finish_reason(output)
-        choice = self._choice("delta", self._delta(pieces).to_dict(), logprobs, reason)
+        choice = self._choice("delta", self._delta(pieces), logprobs, reason)
         if reason is not None:
             choice["stop_reason"] = output.stop_reason
             choice["matched_stop"] = matched_stop(output)
@@ -303,13 +296,14 @@ class ChatWriter(ChoiceWriter):
     def _message(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Return the fields of the message."""
         delta = self._delta(pieces)
-        text = self._prefix + (delta.content or "")
-        content = text if text or not delta.tool_calls else None
+        text, calls = self._prefix + delta.get("content", ""), delta.get("tool_calls", ())
+        content = text if text or not calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if delta.reasoning_content is not None:
-            message["reasoning_content"] = message["reasoning"] = delta.reasoning_content
-        if delta.tool_calls:
-            calls = [each.model_dump(exclude={"index"}) for each in delta.tool_calls]
+        if "reasoning" in delta:
+            message["reasoning_content"] = message["reasoning"] = delta["reasoning"]
+        if calls:
+            for each in calls:
+                del each["index"]
             message["tool_calls"] = calls
         return message
 
@@ -327,30 +321,29 @@ class ChatWriter(ChoiceWriter):
             return "length"
         return "tool_calls" if self.reader.num_calls > 0 else "stop"
 
-    def _delta(self, pieces: Iterable[Piece]) -> Delta:
-        """Merge the pieces of one output."""
-        delta = Delta()
-        calls: dict[int, ToolCallDelta] = {}
+    def _delta(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """Merge the pieces of one output; only the first piece of a call has its id and name."""
+        texts: dict[type[TextDelta], str] = {}
+        calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
             match piece:
-                case Content():
-                    delta.content = (delta.content or "") + piece.text
-                case Reasoning():
-                    text = (delta.reasoning_content or "") + piece.text
-                    delta.reasoning_content = delta.reasoning = text
+                case Content() | Reasoning():
+                    texts[type(piece)] = texts.get(type(piece), "") + piece.text
                 case CallStart():
-                    calls[piece.index] = ToolCallDelta(
-                        index=piece.index,
-                        id=piece.call_id,
-                        type="function",
-                        function=FunctionDelta(name=piece.name, arguments=""),
-                    )
+                    function = {"name": piece.name, "arguments": ""}
+                    start = {"index": piece.index, "id": piece.call_id, "type": "function"}
+                    calls[piece.index] = {**start, "function": function}
                 case CallArguments():
-                    function = FunctionDelta(arguments="")
-                    call = ToolCallDelta(index=piece.index, function=function)
-                    calls.setdefault(piece.index, call).function.arguments += piece.text
+                    more = {"index": piece.index, "function": {"arguments": ""}}
+                    call = calls.setdefault(piece.index, more)
+                    call["function"]["arguments"] += piece.text
+        delta: dict[str, Any] = {}
+        if Content in texts:
+            delta["content"] = texts[Content]
+        if Reasoning in texts:
+            delta["reasoning_content"] = delta["reasoning"] = texts[Reasoning]
         if calls:
-            delta.tool_calls = list(calls.values())
+            delta["tool_calls"] = [*calls.values()]
         return delta
 
 

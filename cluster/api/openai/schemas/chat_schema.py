@@ -319,29 +319,3 @@ class ChatCompletion(GenerationBody):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = Field(description="null unless requested")
     prompt_token_ids: list[int] | None = Field(description=TOKEN_IDS)
-
-
-class FunctionDelta(ResponseModel):
-    """An increment of a function call."""
-
-    name: str | None = None
-    arguments: str
-
-
-class ToolCallDelta(ResponseModel):
-    """An increment of a tool call; the first one has its id and name."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
-
-
-class Delta(ResponseModel):
-    """An increment of a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
