@@ -131,9 +131,7 @@ class ChatTemplate:
 
     def options(self, *, has_tools: bool = True) -> frozenset[str]:
         """Return the variables that `template_kwargs` may set, with or without tools."""
-        variables = _variables(self.text if has_tools else self.plain_text)
-        special = {name for name in variables if name.endswith("_token")}
-        return variables - _CONVERSATION_VARIABLES - _TRANSFORMERS_VARIABLES - special
+        return _options(self.text if has_tools else self.plain_text)
 
     def unknown_options(self, conversation: Conversation) -> list[str]:
         """Return the names in `template_kwargs` that the template lacks; `render` drops them."""
@@ -263,10 +261,8 @@ class ChatTemplate:
         if not source:
             limit = "a prompt: the model has no chat template"
             raise InvalidValueError("messages", f"{len(conversation.messages)} given", limit)
-        reserved = _CONVERSATION_VARIABLES | _TRANSFORMERS_VARIABLES
-        reserved |= {name for name in _variables(source) if name.endswith("_token")}
         for name, value in conversation.template_kwargs.items():
-            if name in reserved:
+            if name in _reserved(source):
                 options = self.options(has_tools=bool(conversation.tools))
                 known = ", ".join(sorted(options)) or "none"
                 limit = f"left out, or a variable of the model's chat template: {known}"
@@ -328,6 +324,19 @@ def _variables(text: str) -> frozenset[str]:
     except (TemplateSyntaxError, RecursionError):
         return frozenset()
     return frozenset(read) - set(environment.globals)
+
+
+@lru_cache
+def _reserved(text: str) -> frozenset[str]:
+    """Return the variables of a template that a client may not set."""
+    special = {name for name in _variables(text) if name.endswith("_token")}
+    return _CONVERSATION_VARIABLES | _TRANSFORMERS_VARIABLES | special
+
+
+@lru_cache
+def _options(text: str) -> frozenset[str]:
+    """Return the variables that a client may set, of those that a template reads."""
+    return _variables(text) - _reserved(text)
 
 
 def _parsed(text: str) -> tuple[Environment, Template]:

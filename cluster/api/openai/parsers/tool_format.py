@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from cluster.config.parsers import ToolFormatName
@@ -132,6 +133,7 @@ _IN_TEMPLATES: tuple[tuple[str, ToolFormatName], ...] = (
 _LLAMA_EXAMPLE = re.compile(r'\{"name": [^{}]*, "parameters": ')
 
 
+@lru_cache(maxsize=16)  # searches the whole template for each family
 def format_of_template(template: str) -> ToolFormat | None:
     """Return the format in a chat template; None if no known one is in it."""
     if deepseek_mark("tool calls begin") in template:
