@@ -41,6 +41,8 @@ class RequestModel(BaseModel):
         if not isinstance(given, dict):
             return given
         refused, known = cls.refused, _field_names(cls)
+        if given.keys() <= known and None not in given.values():
+            return given
         fields = {
             name: value
             for name, value in given.items()
