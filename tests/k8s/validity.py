@@ -23,6 +23,13 @@ _INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 def check(each: dict[str, Any], version: str = NEWEST) -> None:
     """Raise jsonschema.ValidationError if the object is invalid."""
+    _check(json.dumps(each), version)
+
+
+@functools.cache
+def _check(content: str, version: str) -> None:
+    """Check an object (JSON); most objects of two sets of values are the same."""
+    each = json.loads(content)
     _check_keys_of_lists(each)
     if custom := _custom_schema(each["kind"], each["apiVersion"]):
         custom.validate(each)
