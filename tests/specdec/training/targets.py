@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from filelock import FileLock
 from transformers import LlamaForCausalLM
 
 from specdec.config.speculation.methods import trained_drafters
@@ -35,8 +36,11 @@ def exported(method, target, directory, samples, num_epochs=1):
 
 
 def small_target(directory):
-    tokenizer = byte_level(TEXT, 320)
-    trained_llama_dir(directory, tokenizer, TEXT, num_steps=150)
+    """Load the target from a directory, into which the first process trains it."""
+    with FileLock(f"{directory}.lock"):
+        if not directory.exists():
+            new = directory.with_suffix(".new")
+            trained_llama_dir(new, byte_level(TEXT, 320), TEXT, num_steps=150).rename(directory)
     return Target(directory, 128, TargetPrecision(kernels="torch"))
 
 
