@@ -81,6 +81,25 @@ def test_null_removes_a_limit(name):
     assert set(resources["limits"]) == {"memory"}
 
 
+ALL = {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, ALL),
+        ({"limits": None}, {"requests": ALL["requests"]}),
+        ({"requests": None, "limits": {"cpu": None}}, {"limits": {"memory": "8Gi"}}),
+        ({"requests": None, "limits": None}, {}),
+    ],
+)
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_null_removes_the_limits_or_restores_all_resources(name, given, expected):
+    values = {"workerGroups": {name: {"enabled": True, "resources": given}}}
+    [container] = ray_templates(render(values))[name]["spec"]["containers"]
+    assert container["resources"] == expected
+
+
 @pytest.mark.parametrize("text", ["123", "1e3", "no", "null", "0x1f"])
 def test_names_that_could_be_of_another_type_are_strings(text):
     values = {

@@ -1,5 +1,6 @@
 """Tests that the chart's files derive from its typed values, and those from the service."""
 
+import copy
 import json
 import re
 import tomllib
@@ -12,7 +13,7 @@ import yaml
 pytest.importorskip("helm_python", reason="needs helm-python-sdk: pip install -e '.[dev]'")
 
 from cluster.config.serve_config import ServeConfig
-from tests.k8s.rendering import CHART, ROOT, parsed
+from tests.k8s.rendering import CHART, ROOT, parsed, render
 from tests.k8s.validity import check
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
@@ -187,3 +188,46 @@ def test_manifests_are_valid_and_contain_no_secret():
         for each in objects:
             check(each)
         assert "helm.sh" not in path.read_text()
+
+
+ALL_OBJECTS = {
+    "head": {"schedulable": True},
+    "ingress": {"enabled": True, "host": "a.b", "grpcHost": "c.d"},
+    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "rules", "dashboard")},
+    "workerGroups": {"draft": {"enabled": True}},
+}
+
+
+def mappings_and_lists(values, path=()):
+    """Return the paths of all mappings and lists with what they contain."""
+    found = [((*path, key), each) for key, each in values.items() if isinstance(each, dict | list)]
+    below = (mappings_and_lists(each, at) for at, each in found if isinstance(each, dict))
+    return [*found, *(each for group in below for each in group)]
+
+
+def is_section(path):
+    """Return whether the schema lists the keys of a mapping, so that templates rely on them."""
+    schema = SCHEMA
+    for key in path:
+        schema = schema.get("properties", {}).get(key)
+        if schema is None:
+            return False
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return schema.get("additionalProperties") is False
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, _ in mappings_and_lists(yaml.safe_load(VALUES))], ids=".".join
+)
+def test_a_mapping_or_list_without_content_is_empty_or_rejected_with_its_name(path):
+    """A key without a value is null in YAML, and Helm then removes its default."""
+    values = copy.deepcopy(ALL_OBJECTS)
+    of = values
+    for key in path[:-1]:
+        of = of.setdefault(key, {})
+    of[path[-1]] = None
+    if is_section(path) or path == ("models",):
+        with pytest.raises(Exception, match=rf"missing property '{path[-1]}'|models: no model"):
+            render(values)
+    else:
+        assert render(values)

@@ -44,6 +44,10 @@ BY_THE_SCHEMA = {
         {"workerGroups": {"target": {"gpu": {"resource": "cpu"}}}},
         "resource",
     ),
+    "null for a limit without a default": (
+        {"head": {"resources": {"limits": {"nvidia.com/foo": None}}}},
+        "nvidia.com~1foo",
+    ),
     "an unknown role": ({"workerGroups": {"target": {"role": "verifier"}}}, "role"),
     "an unknown TLS mode": ({"tls": {"mode": "on"}}, "mode"),
     "an unknown upgrade strategy": ({"upgrade": {"strategy": "Recreate"}}, "strategy"),

@@ -20,6 +20,7 @@ from tools.chart.models_values import Model, ModelImage
 from tools.chart.pod_values import WorkerGroup
 from tools.chart.readme import readme_md
 from tools.chart.schema import schema_json
+from tools.chart.values import ChartValues
 from tools.chart.values_file import values_yaml
 from tools.generated_files import GENERATED_BY_CHART, GeneratedFiles
 from tools.monitoring.dashboard import dashboard_json
@@ -67,7 +68,8 @@ def defaults_json() -> str:
         "modelImage": ModelImage,
         "workerGroup": WorkerGroup,
     }
-    content = {name: _defaults(entry) for name, entry in entries.items()}
+    content: dict[str, Any] = {name: _defaults(entry) for name, entry in entries.items()}
+    content["groupsInValues"] = sorted(ChartValues().worker_groups)
     return json.dumps(content, indent=2) + "\n"
 
 

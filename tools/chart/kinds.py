@@ -41,14 +41,20 @@ class SecretKey(Values):
     key: str = Field("token", description="Key in the Secret", min_length=1)
 
 
+_AMOUNT_OR_NULL = {"type": ["string", "number", "null"]}
+ResourceAmounts = Annotated[
+    dict[str, str | int | float],
+    Field(json_schema_extra={"properties": dict.fromkeys(("cpu", "memory"), _AMOUNT_OR_NULL)}),
+]
+"""Amounts by resource name; null removes the amount of a resource that has a default."""
+
+
 class Resources(Values):
     """Resource requests and limits of a container."""
 
-    requests: dict[str, str | int | float | None] = Field(
+    requests: ResourceAmounts = Field(
         default_factory=dict, description="Requests, by resource name"
     )
-    limits: dict[str, str | int | float | None] = Field(
-        default_factory=dict,
-        description="Limits, by resource name; null removes a default one. Ray schedules by these, "
-        "or by the requests",
+    limits: ResourceAmounts = Field(
+        default_factory=dict, description="Limits, by resource name; null removes a default one"
     )

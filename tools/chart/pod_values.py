@@ -90,7 +90,8 @@ class WorkerGroup(Scheduling):
         default_factory=lambda: Resources(
             requests={"cpu": "4", "memory": "8Gi"}, limits={"cpu": "4", "memory": "8Gi"}
         ),
-        description="Resources of each pod, without GPUs",
+        description="Resources of each pod, without GPUs. Ray counts CPUs by the limit, or by the "
+        "request without one",
     )
 
 

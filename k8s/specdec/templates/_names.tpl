@@ -23,7 +23,7 @@
 {{/* The same and others of one object. Takes root and those. Users' labels replace the chart's. */}}
 {{- define "specdec.labelsAnd" -}}
 {{- $root := index . 0 -}}
-{{- merge dict (index . 1) $root.Values.commonLabels (include "specdec.ownLabels" $root | fromYaml) | toYaml -}}
+{{- merge dict (default dict (index . 1)) (default dict $root.Values.commonLabels) (include "specdec.ownLabels" $root | fromYaml) | toYaml -}}
 {{- end -}}
 
 {{- define "specdec.ownLabels" -}}
@@ -110,7 +110,7 @@ false and 0.
 {{- $kept = append $kept . -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (concat $kept .extra) -}}
+{{- toYaml (concat $kept (default list .extra)) -}}
 {{- end -}}
 
 {{/*
@@ -147,16 +147,20 @@ given request, a request at most the given limit.
 {{- end -}}
 
 {{/*
-The enabled worker groups with all values, as {"NAME": ...}. Helm has merged those of values.yaml with
-its defaults, and removed the ones that are null.
+The enabled worker groups with all values, as {"NAME": ...}. Helm has merged the resources of those in
+values.yaml with its defaults, and removed the ones that are null.
 */}}
 {{- define "specdec.groups" -}}
-{{- $default := get (include "specdec.defaults" . | fromJson) "workerGroup" -}}
+{{- $defaults := include "specdec.defaults" . | fromJson -}}
+{{- $default := $defaults.workerGroup -}}
 {{- $groups := dict -}}
 {{- range $name, $given := .Values.workerGroups -}}
 {{- $group := include "specdec.merged" (list $default $given) | fromJson -}}
-{{- $resources := ternary dict $default.resources (has $name (list "target" "draft")) -}}
-{{- $_ := set $group "resources" (include "specdec.givenResources" (list $resources (default dict $given.resources)) | fromJson) -}}
+{{- if and (kindIs "map" $given.resources) (has $name $defaults.groupsInValues) -}}
+{{- $_ := set $group "resources" $given.resources -}}
+{{- else -}}
+{{- $_ := set $group "resources" (include "specdec.givenResources" (list $default.resources (default dict $given.resources)) | fromJson) -}}
+{{- end -}}
 {{- if $group.enabled -}}
 {{- $_ := set $groups $name $group -}}
 {{- end -}}

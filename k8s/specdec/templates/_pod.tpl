@@ -110,7 +110,7 @@ The group's affinity, plus pod affinity to the pods with which it shares a claim
 can mount. The head's state always counts as one: it is a database that only one node may write.
 */}}
 {{- define "specdec.affinity" -}}
-{{- $affinity := deepCopy .group.affinity -}}
+{{- $affinity := deepCopy (default dict .group.affinity) -}}
 {{- $selector := include "specdec.selector" .root | fromYaml -}}
 {{- $terms := list -}}
 {{- if and (eq .kind "head") (eq .root.Values.storage.state.type "claim") -}}

@@ -28,7 +28,7 @@ the value, and ends with the fix.
 {{- $_ := set $all (printf "workerGroups.%s.podLabels" $name) $group.podLabels -}}
 {{- end -}}
 {{- range $at, $labels := $all -}}
-{{- range $name := keys $labels -}}
+{{- range $name := keys (default dict $labels) -}}
 {{- if regexMatch "^app[.]kubernetes[.]io/(instance|component|managed-by|part-of)$" $name -}}
 {{- fail (printf "%s: the chart sets and selects by %s; remove it" $at $name) -}}
 {{- end -}}
