@@ -38,18 +38,31 @@ def test_labels_of_users_replace_those_of_the_chart():
     assert rule["metadata"]["labels"].items() >= {**LABELS, "team": "sre"}.items()
 
 
+ALL_LABELS = {"instance", "component", "part-of", "managed-by", "name", "version"}
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("path", "rejected"),
     [
-        {"commonLabels": {"app.kubernetes.io/instance": "x"}},
-        {"head": {"podLabels": {"app.kubernetes.io/component": "x"}}},
-        {"workerGroups": {"target": {"podLabels": {"app.kubernetes.io/part-of": "x"}}}},
-        {"monitoring": {"rules": {"labels": {"app.kubernetes.io/managed-by": "x"}}}},
+        ("commonLabels", {"instance", "component"}),
+        ("head.podLabels", {"instance", "component", "part-of"}),
+        ("workerGroups.target.podLabels", {"instance", "component", "part-of"}),
+        ("monitoring.serviceMonitor.labels", set()),
+        ("monitoring.rules.labels", set()),
+        ("monitoring.dashboard.labels", set()),
     ],
 )
-def test_labels_by_which_the_chart_selects_cannot_be_replaced(values):
-    with pytest.raises(Exception, match=r"abels: the chart sets and selects by .*; remove it"):
-        render(values)
+def test_only_labels_by_which_the_chart_selects_cannot_be_replaced(path, rejected):
+    def values_with(names):
+        values = {f"app.kubernetes.io/{name}": "x" for name in names}
+        for key in reversed(path.split(".")):
+            values = {key: values}
+        return values
+
+    for name in sorted(rejected):
+        with pytest.raises(Exception, match=rf"{path}: selectors .* need .*io/{name}; remove it"):
+            render(values_with([name]))
+    assert render(values_with(ALL_LABELS - rejected))
 
 
 def test_both_ports_of_the_service_differ():

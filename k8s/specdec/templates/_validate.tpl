@@ -22,15 +22,15 @@ the value, and ends with the fix.
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) -}}
 {{- fail (printf "fullnameOverride: the RayService would have the name %q, and KubeRay requires lower case letters, digits and dashes, beginning with a letter; set such a name" $fullname) -}}
 {{- end -}}
-{{- $monitoring := .Values.monitoring -}}
-{{- $all := dict "commonLabels" .Values.commonLabels "head.podLabels" .Values.head.podLabels "monitoring.serviceMonitor.labels" $monitoring.serviceMonitor.labels "monitoring.rules.labels" $monitoring.rules.labels "monitoring.dashboard.labels" $monitoring.dashboard.labels -}}
+{{- $all := dict "head.podLabels" .Values.head.podLabels "commonLabels" .Values.commonLabels -}}
 {{- range $name, $group := include "specdec.groups" . | fromJson -}}
 {{- $_ := set $all (printf "workerGroups.%s.podLabels" $name) $group.podLabels -}}
 {{- end -}}
 {{- range $at, $labels := $all -}}
+{{- $selecting := ternary "instance|component" "instance|component|part-of" (eq $at "commonLabels") -}}
 {{- range $name := keys (default dict $labels) -}}
-{{- if regexMatch "^app[.]kubernetes[.]io/(instance|component|managed-by|part-of)$" $name -}}
-{{- fail (printf "%s: the chart sets and selects by %s; remove it" $at $name) -}}
+{{- if regexMatch (printf "^app[.]kubernetes[.]io/(%s)$" $selecting) $name -}}
+{{- fail (printf "%s: selectors of the chart need its own value of %s; remove it" $at $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
