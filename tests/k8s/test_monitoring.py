@@ -120,7 +120,15 @@ def test_a_release_is_missed_even_if_others_are_scraped():
     found = [{each.name: each.value for each in of.matchers.matchers} for of in selectors(expr)]
     own = {"namespace": "llm", "service": "demo-specdec-metrics"}
     assert found == [{**own, "job": FLEET_JOB}, {**own, "job": REPLICA_JOB}]
+
+
+def test_other_rules_are_those_of_deploy_and_suit_scrape_jobs_of_users():
+    """Without the ServiceMonitor no target may have the job names of SpecdecNotScraped."""
+    spec = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    [group] = spec["groups"]
+    group["rules"] = [each for each in group["rules"] if each["alert"] != "SpecdecNotScraped"]
     alone = render({"monitoring": {"rules": {"enabled": True}}})
-    assert only(alone, "PrometheusRule")["spec"] == yaml.safe_load(
-        (CHART / "files" / "rules.yaml").read_text()
-    )
+    assert only(alone, "PrometheusRule")["spec"] == spec
+    [rendered] = only(render(VALUE_SETS["monitoring"]), "PrometheusRule")["spec"]["groups"]
+    assert [each for each in rendered["rules"] if each in group["rules"]] == group["rules"]
+    assert len(rendered["rules"]) == len(group["rules"]) + 1
