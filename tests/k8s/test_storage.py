@@ -1,9 +1,11 @@
 """Tests of the volumes of pods, and of the placement that follows from them."""
 
+import re
+
 import pytest
 
 from tests.k8s.rendering import example, of_kind, ray_templates, render
-from tests.k8s.value_sets import ONE_NODE, VALUE_SETS
+from tests.k8s.value_sets import HOST_PATH, ONE_NODE, VALUE_SETS
 
 
 def test_the_head_of_a_new_cluster_is_placed_on_the_node_of_the_state():
@@ -139,6 +141,20 @@ def test_model_images_are_copied_before_ray_starts():
     assert [each["env"][1]["value"] for each in copies] == ["/models/a", "/models/b.c"]
 
 
+def test_models_in_a_directory_of_the_node():
+    """The head does not mount it, no claim is made for it, and the Hub's cache may be there."""
+    objects = render(VALUE_SETS["offline with a directory of the node"])
+    templates = ray_templates(objects)
+    volumes = {name: each["spec"]["volumes"] for name, each in templates.items()}
+    volume = {"name": "models", "hostPath": {"path": "/srv"}}
+    assert volume in volumes["target"]
+    assert "models" not in {each["name"] for each in volumes["head"]}
+    [container] = templates["target"]["spec"]["containers"]
+    mount = {"name": "models", "mountPath": "/models", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert not of_kind(objects, "PersistentVolumeClaim", "-models")
+
+
 @pytest.mark.parametrize("name", ["existing claims", "offline", "defaults"])
 def test_the_hub_is_asked_unless_it_is_offline(name):
     """With a read-only volume too, from which the cached commit is used."""
@@ -166,3 +182,41 @@ def test_extra_entries_replace_those_of_the_chart(extra, field, key):
     assert entries[-1:] == given
     assert entries[:-1] == [each for each in own if each[key] != given[0][key]]
     assert len(entries) == len(own)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"storage": {"cache": {"type": "volume"}}},
+            "storage.cache.volume: required with type volume",
+        ),
+        (
+            {"storage": {"models": {**HOST_PATH, "type": "emptyDir", "readOnly": False}}},
+            "storage.models.volume: required with type volume, and with it alone",
+        ),
+        (
+            {"storage": {"cache": {"type": "volume", "volume": {"name": "a", "emptyDir": {}}}}},
+            "storage.cache.volume.name: must be left out",
+        ),
+        (
+            {"modelImages": [{"name": "a", "image": "a"}], "storage": {"models": HOST_PATH}},
+            "or remove modelImages",
+        ),
+        (
+            {"extraVolumes": [{"name": "models", "hostPath": {"path": "/srv"}}]},
+            "extraVolumes: the chart's volume models is that of storage.models; set it there",
+        ),
+        (
+            {"extraEnv": [{"name": "HF_HOME", "value": "/a"}, {"name": "HF_HOME", "value": "/b"}]},
+            "extraEnv: two entries have the name HF_HOME; remove one",
+        ),
+        (
+            {"extraVolumeMounts": [{"name": name, "mountPath": "/srv"} for name in ("a", "b")]},
+            "extraVolumeMounts: two entries have the mountPath /srv; remove one",
+        ),
+    ],
+)
+def test_volumes_and_extra_entries_that_contradict_others(values, message):
+    with pytest.raises(Exception, match=re.escape(message)):
+        render(values)

@@ -227,7 +227,7 @@ BY_A_TEMPLATE = {
     ),
     "a read-only emptyDir": (
         {"storage": {"cache": {"readOnly": True}}},
-        "write type: claim, or false",
+        "write type: claim or volume, or false",
     ),
     "model images on a read-only volume": (
         {

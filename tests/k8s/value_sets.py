@@ -9,6 +9,7 @@ GPU = {"gpu": {"count": 1}}
 SECOND = {"name": "second", "model": "smollm2-135m-instruct"}
 FIRST = {"name": "first", "model": "smollm2-135m-instruct"}
 CLAIM = {"type": "claim"}
+HOST_PATH = {"type": "volume", "volume": {"hostPath": {"path": "/srv"}}, "readOnly": True}
 ONE_NODE = {**CLAIM, "accessModes": ["ReadWriteOnce"]}
 AUTOSCALER = {"ray": {"autoscaler": {"enabled": True}}}
 
@@ -129,6 +130,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         **with_model(model="/models/a"),
         "hub": {"offline": True},
         "storage": {"models": {**CLAIM, "existingClaim": "weights"}},
+    },
+    "offline with a directory of the node": {
+        **with_model(model="org/name"),
+        "hub": {"offline": True},
+        "storage": {"models": HOST_PATH},
     },
     "hub": {"hub": {"endpoint": "https://hub.internal", "token": {"name": "hf", "key": "t"}}},
     "long drain": {
@@ -263,7 +269,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     },
     "extras in place of the chart's": {
         "extraEnv": [{"name": "HF_HOME", "value": "/srv/hub"}],
-        "extraVolumes": [{"name": "models", "hostPath": {"path": "/srv"}}],
+        "extraVolumes": [{"name": "ray-logs", "hostPath": {"path": "/var/log/ray"}}],
         "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "subPath": "llm"}],
     },
     "as a dependency": {"global": {"storageClass": "x"}},

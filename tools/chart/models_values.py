@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from tools.chart.kinds import AbsolutePath, Name, SecretKey, Values
+from tools.chart.kinds import AbsolutePath, KubernetesObject, Name, SecretKey, Values
 from tools.chart.serve_settings import settings_schema, speculation_schema
 
 ServeSettings = Annotated[dict[str, Any], WithJsonSchema(settings_schema())]
@@ -123,10 +123,11 @@ class Hub(Values):
 
 
 class Volume(Values):
-    """A directory on a persistent volume claim or in an emptyDir."""
+    """A directory on a persistent volume claim, in an emptyDir or on another volume."""
 
-    type: Literal["emptyDir", "claim"] = Field(
-        "emptyDir", description="emptyDir is deleted with its pod; claim persists"
+    type: Literal["emptyDir", "claim", "volume"] = Field(
+        "emptyDir",
+        description="emptyDir is deleted with its pod; claim persists; volume is any other",
     )
     existing_claim: str = Field(
         "", description="Existing claim to use; empty: the chart creates one"
@@ -139,6 +140,10 @@ class Volume(Values):
 class MountedVolume(Volume):
     """A volume that every pod on which models run mounts."""
 
+    volume: KubernetesObject = Field(
+        default_factory=dict,
+        description="Source for type volume, such as {hostPath: {path: /srv/models}}",
+    )
     access_modes: list[
         Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
     ] = Field(

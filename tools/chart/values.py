@@ -122,7 +122,7 @@ class ChartValues(Values):
     )
     extra_volumes: list[KubernetesObject] = Field(
         default_factory=list,
-        description="Volumes of Ray's pods, likewise: models may be a hostPath, for example",
+        description="Volumes of Ray's pods, likewise, except those of storage",
     )
     extra_volume_mounts: list[KubernetesObject] = Field(
         default_factory=list,

@@ -8,7 +8,7 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 env:
-  {{- include "specdec.replaced" (dict "own" (include "specdec.env" .) "extra" $values.extraEnv "key" "name") | nindent 2 }}
+  {{- include "specdec.replaced" (dict "own" (include "specdec.env" .) "values" $values "extra" "extraEnv" "key" "name") | nindent 2 }}
 ports:
   {{- if eq .kind "head" }}
   - {name: gcs-server, containerPort: 6379}
@@ -28,7 +28,7 @@ lifecycle:
     exec:
       command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) . | toJson }}]
 volumeMounts:
-  {{- include "specdec.replaced" (dict "own" (include "specdec.volumeMounts" .) "extra" $values.extraVolumeMounts "key" "mountPath") | nindent 2 }}
+  {{- include "specdec.replaced" (dict "own" (include "specdec.volumeMounts" .) "values" $values "extra" "extraVolumeMounts" "key" "mountPath") | nindent 2 }}
 {{- end -}}
 
 {{/* GPUs are set as limits, by which Ray counts them. */}}

@@ -98,10 +98,14 @@ false and 0.
 {{- toJson $merged -}}
 {{- end -}}
 
-{{/* The own entries of a list (YAML), with the extra ones in place of those with an equal key. */}}
+{{/* The own entries of a list (YAML), with those of a value in place of those with an equal key. */}}
 {{- define "specdec.replaced" -}}
+{{- $extra := default list (get .values .extra) -}}
 {{- $taken := list -}}
-{{- range .extra -}}
+{{- range $extra -}}
+{{- if has (get . $.key) $taken -}}
+{{- fail (printf "%s: two entries have the %s %s; remove one" $.extra $.key (get . $.key)) -}}
+{{- end -}}
 {{- $taken = append $taken (get . $.key) -}}
 {{- end -}}
 {{- $kept := list -}}
@@ -110,7 +114,7 @@ false and 0.
 {{- $kept = append $kept . -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (concat $kept (default list .extra)) -}}
+{{- toYaml (concat $kept $extra) -}}
 {{- end -}}
 
 {{/*

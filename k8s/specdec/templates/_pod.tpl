@@ -38,7 +38,7 @@ spec:
     - {{ include "specdec.sidecar" . | nindent 6 | trim }}
     {{- end }}
   volumes:
-    {{- include "specdec.replaced" (dict "own" (include "specdec.volumes" .) "extra" $values.extraVolumes "key" "name") | nindent 4 }}
+    {{- include "specdec.replaced" (dict "own" (include "specdec.volumes" .) "values" $values "extra" "extraVolumes" "key" "name") | nindent 4 }}
 {{- end -}}
 
 {{- define "specdec.podLabels" -}}
@@ -236,6 +236,8 @@ initContainers:
 {{- if eq .type "claim" }}
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-%s" $fullname $name) .existingClaim | quote }}
+{{- else if eq .type "volume" }}
+  {{- toYaml .volume | nindent 2 }}
 {{- else }}
   emptyDir: {sizeLimit: {{ .size | quote }}}
 {{- end }}

@@ -213,15 +213,28 @@ the value, and ends with the fix.
 {{- range $name := list "models" "cache" "state" -}}
 {{- with get $.Values.storage $name -}}
 {{- if and .existingClaim (ne .type "claim") -}}
-{{- fail (printf "storage.%s.existingClaim: has no effect on an emptyDir; write type: claim, or leave it empty" $name) -}}
+{{- fail (printf "storage.%s.existingClaim: has no effect with type %s; write type: claim, or leave it empty" $name .type) -}}
+{{- end -}}
+{{- if ne (eq .type "volume") (not (empty .volume)) -}}
+{{- fail (printf "storage.%s.volume: required with type volume, and with it alone; write a source, such as {hostPath: {path: /srv/%s}}, or another type" $name $name) -}}
+{{- end -}}
+{{- range $key := list "name" "persistentVolumeClaim" -}}
+{{- if hasKey (default dict (get $.Values.storage $name).volume) $key -}}
+{{- fail (printf "storage.%s.volume.%s: must be left out; the chart names the volume, and has type: claim with existingClaim for a claim" $name $key) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .readOnly (eq .type "emptyDir") (or (ne $name "models") (not $.Values.modelImages)) -}}
-{{- fail (printf "storage.%s.readOnly: an emptyDir starts empty, and nothing could be written to it; write type: claim, or false" $name) -}}
+{{- fail (printf "storage.%s.readOnly: an emptyDir starts empty, and nothing could be written to it; write type: claim or volume, or false" $name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraVolumes -}}
+{{- if hasKey (pick $.Values.storage "models" "cache" "state") (default "" .name) -}}
+{{- fail (printf "extraVolumes: the chart's volume %s is that of storage.%s; set it there, or write another name" .name .name) -}}
 {{- end -}}
 {{- end -}}
 {{- include "specdec.validateClaimOfOneNode" . -}}
-{{- if and .Values.modelImages .Values.storage.models.existingClaim .Values.storage.models.readOnly -}}
+{{- if and .Values.modelImages (or .Values.storage.models.existingClaim .Values.storage.models.volume) .Values.storage.models.readOnly -}}
 {{- fail "storage.models.readOnly: modelImages are copied to this volume; write false, or remove modelImages" -}}
 {{- end -}}
 {{- if hasPrefix (printf "%s/" .Values.storage.models.mountPath) (printf "%s/" .Values.storage.cache.mountPath) -}}
