@@ -32,13 +32,9 @@ class Ingress(Values):
     host: str = Field("", description="Host name for HTTP; required")
     grpc_host: str = Field("", description="Host name for gRPC; empty: no Ingress for gRPC")
     annotations: Labels = Field(
-        default_factory=lambda: {
-            f"{_NGINX}/proxy-read-timeout": "3600",
-            f"{_NGINX}/proxy-body-size": "17m",
-        },
-        description="Annotations of both. By default NGINX forwards requests of 17 MiB instead of "
-        "1 MiB, of which the service accepts 16, and waits an hour instead of a minute for the "
-        "response",
+        default_factory=lambda: {f"{_NGINX}/proxy-read-timeout": "3600"},
+        description="Annotations of both. By default NGINX waits an hour instead of a minute for "
+        "the response, and forwards all requests that the service accepts (proxy-body-size)",
     )
     grpc_annotations: Labels = Field(
         default_factory=lambda: {f"{_NGINX}/backend-protocol": "GRPC"},
