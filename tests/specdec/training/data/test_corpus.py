@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,14 +229,34 @@ def test_corpora_of_different_targets_are_refused(tmp_path):
         Corpus.join([Corpus.open(tmp_path / name) for name in "ab"])
 
 
-def test_a_full_disk_is_an_error_of_the_file_and_keeps_the_one_before(tmp_path, monkeypatch):
-    def fail(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("failing_call", "error", "expected", "content"),
+    [
+        (1, OSError(errno.ENOSPC, "No space left"), r"No space left: '.*/file'", b"before"),
+        (2, OSError(errno.EIO, "Input/output error"), r"Input/output error: '.*/file'", b"after"),
+        (1, KeyboardInterrupt("stopped"), "stopped", b"before"),
+    ],
+    ids=["full disk", "directory", "Ctrl-C"],
+)
+@pytest.mark.parametrize("can_unlink", [True, False])
+def test_a_failed_write_names_the_file_and_leaves_no_part(
+    failing_call, error, expected, content, can_unlink, tmp_path, monkeypatch
+):
+    calls = iter((1, 2))
+
+    def fsync(_):
+        if next(calls) == failing_call:
+            raise error
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
 
     path = tmp_path / "file"
     write_atomically(path, b"before")
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+    monkeypatch.setattr(os, "fsync", fsync)
+    if not can_unlink:
+        monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(type(error), match=expected):
         write_atomically(path, b"after")
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == b"before"
+    assert path.read_bytes() == content
+    assert not can_unlink or list(tmp_path.iterdir()) == [path]
