@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from specdec.types.errors import SpecdecError
+
+logger = logging.getLogger(__name__)
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP})
+"""Errors of a file system without locks, besides ENOSYS, for which filelock has another lock."""
 
 
 class DirectoryInUseError(SpecdecError):
@@ -20,7 +27,8 @@ class DirectoryInUseError(SpecdecError):
 def sole_writer(lock_file: Path, use: str) -> Iterator[None]:
     """Create the directory of a lock file, and keep other writers out of it until the end.
 
-    use: as in "another process trains in ./run". Raises DirectoryInUseError.
+    use: as in "another process trains in ./run". Raises DirectoryInUseError. A file system without
+    locks is reported by a warning, and keeps no writer out.
     """
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_file)
@@ -28,6 +36,10 @@ def sole_writer(lock_file: Path, use: str) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise DirectoryInUseError(f"another process {use} {lock_file.parent}") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s is not locked against another process: %s", lock_file.parent, error)
     try:
         yield
     finally:

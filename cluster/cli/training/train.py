@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -209,7 +209,7 @@ def train(
     trains_on, config = training_device(device), _config(settings, has_adapter=adapter is not None)
     precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
     require_trainable(config, start, draft_vocab_size, resolve(model, progress=print_stderr))
-    _require_defaults(settings if corpora else {})
+    _refuse_flags_of_answers(settings, corpora)
     settings |= precision.as_settings() | {"seed": config.seed, "adapter": str(of_target or "")}
     with sole_writer(output / ".run.lock", "trains in"):
         corpora = corpora or (_corpus(model, output, trains_on, settings),)
@@ -286,8 +286,10 @@ def _corpus(model: str, output: Path, device: torch.device, flags: Mapping[str, 
     return directory
 
 
-def _require_defaults(flags: Mapping[str, Any]) -> None:
-    """Reject flags of a corpus that is not made here. Raises InvalidValueError."""
+def _refuse_flags_of_answers(flags: Mapping[str, Any], corpora: Sequence[Path]) -> None:
+    """Reject flags of answers that a given corpus has already. Raises InvalidValueError."""
+    if not corpora:
+        return
     context = click.get_current_context()
     for name, value in flags.items():
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:

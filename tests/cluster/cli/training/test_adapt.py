@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from grpc import StatusCode
 
+from cluster.cli.main import main
+from cluster.cli.training import adapt as adapt_module
 from cluster.cli.training.adapt import AdaptationLoop, SampleSource
 from specdec.client import ClientError, DrafterReport, DrafterVersion, SampleBatch, ServedSample
 from specdec.training.adaptation import TooFewTokensError, Version
+from specdec.training.atomic_files import sole_writer
 from specdec.types.drafters import DrafterOrder, VersionState
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.reports.stats import SpeculationStats
@@ -193,3 +197,12 @@ def test_it_runs_when_no_other_process_does():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+def test_a_directory_in_use_is_refused_in_one_line(tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapt_module, "run_when_idle", lambda: None)
+    with sole_writer(tmp_path / ".run.lock", "trains in"):
+        arguments = ["adapt", str(tiny_model_dir), str(tmp_path)]
+        result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"error: another process trains in {tmp_path}"

@@ -4,11 +4,13 @@
 import errno
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from specdec.training.atomic_files import DirectoryInUseError, write_atomically
 from specdec.training.data.corpus import (
@@ -227,6 +229,17 @@ def test_corpora_of_different_targets_are_refused(tmp_path):
             writer.add([sample(0)], [0])
     with pytest.raises(InvalidValueError, match="target_hash"):
         Corpus.join([Corpus.open(tmp_path / name) for name in "ab"])
+
+
+@pytest.mark.parametrize(("code", "is_without"), [(errno.ENOLCK, True), (errno.EACCES, False)])
+def test_a_file_system_without_locks_ends_no_run(code, is_without, tmp_path, monkeypatch, caplog):
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    with nullcontext() if is_without else pytest.raises(PermissionError):
+        write(tmp_path, [0])
+    assert (f"{tmp_path} is not locked against" in caplog.text) is is_without
 
 
 @pytest.mark.parametrize(
