@@ -141,7 +141,7 @@ class ReplicaScaler:
         self._peaks: deque[tuple[float, float]] = deque()  # times and numbers, the highest first
         self._number: int | None = None
         self._known_s = now_s  # when it could last be computed, or the start
-        self._served_s = now_s  # when as many replicas as needed were last ready
+        self._served_s = now_s  # when the replicas that are ready last had streams for all requests
         self._least, self._least_until_s = 1, now_s
 
     def is_due(self, now_s: float) -> bool:
@@ -185,15 +185,13 @@ class ReplicaScaler:
             return self._number
         if now_s >= self._samples[0].at_s + LEAST_S:
             number = self._estimate(len(totals), curves) + num_full
-            self._set(now_s, number, len(totals) + num_full, num_starting)
+            self._set(now_s, number, len(totals) + num_full + num_starting)
         return self._number
 
-    def _set(self, now_s: float, number: float, num_ready: int, num_starting: int) -> None:
+    def _set(self, now_s: float, number: float, num_replicas: int) -> None:
         """Set the number from an estimate; the first keeps all replicas for a hold."""
         if self._number is None:
-            self._least, self._least_until_s = num_ready + num_starting, now_s + HOLD_S
-        if num_ready >= (self._number or 0):
-            self._served_s = now_s
+            self._least, self._least_until_s = num_replicas, now_s + HOLD_S
         while self._peaks and self._peaks[-1][1] <= number:
             self._peaks.pop()
         self._peaks.append((now_s, number))
@@ -261,6 +259,8 @@ class ReplicaScaler:
             mean(found.num_streams for found in each), mean(found.requests_per_s for found in each)
         )
         rate = recent.totals.num_requests / recent.at_s
+        if self._number is None or last.num_open <= num_ready * one.num_streams:
+            self._served_s = last.at_s
         # A backlog that grew while replicas started need not be cleared in less time.
         clear_s = min(HOLD_S, max(CLEAR_S, last.at_s - self._served_s))
         return replicas_needed(rate, last.num_open, num_ready, one, clear_s)

@@ -149,6 +149,24 @@ def test_open_requests_count_though_nothing_arrives():
     assert pool.serve(0, 5, num_open=400) == [4], "it is full, and 389 / 2.86 / CLEAR_S"
 
 
+@pytest.mark.parametrize("num_missing", [0, 1])
+def test_a_new_backlog_adds_replicas_to_a_pool_that_never_has_all(num_missing):
+    """As within the tolerance of KEDA, or with a pod that never schedules."""
+    pool = Pool(num_replicas=30)
+    pool.num_replicas = pool.serve(72, 1200)[-1] - num_missing
+    before = pool.serve(72, 1200)[-1]
+    assert before >= 25
+    assert before - pool.num_replicas == num_missing
+    assert pool.serve(72, 30, num_open=11.4 * before + 400)[-1] >= before + 2
+
+
+def test_a_backlog_after_an_outage_is_a_new_one():
+    pool = Pool(num_replicas=30)
+    pool.num_replicas = before = pool.serve(72, 1200)[-1]
+    pool.now_s += 1200
+    assert pool.serve(72, 60, num_open=11.4 * before + 400)[-1] >= before + 2
+
+
 def test_rejected_requests_count_and_do_not_shorten_the_others():
     pool = Pool()
     pool.serve(2, 60)
