@@ -62,7 +62,7 @@ class RouterEnd:
         self._received_at_s = time.monotonic()
         self._calls: dict[int, tuple[AsyncGenerator[Any, None], asyncio.Task[None] | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._compiling: set[str] = set()  # ids of requests whose grammars are being compiled
+        self._compiling: dict[str, int] = {}  # counted choices of requests with a grammar, by id
         self._channel = Channel(connected, self._receive, self._lose)
         self._report_loss = on_lost
         self._send = self._channel.send
@@ -118,7 +118,8 @@ class RouterEnd:
         if request.params.structured_output is None:
             self._submit(request, is_silent)
         else:
-            self._compiling.add(request.request_id)  # now: a withdrawal may follow at once
+            num_counted = request.is_counted * request.params.n
+            self._compiling[request.request_id] = num_counted  # now: a withdrawal may follow
             self._run(self._compile(request, caller, is_silent))
 
     async def _compile(self, request: EngineRequest, caller: Caller, is_silent: bool) -> None:
@@ -135,7 +136,7 @@ class RouterEnd:
             if unique_id in self._compiling:
                 self._submit(replace(request, grammar=grammar), is_silent)
         finally:
-            self._compiling.discard(unique_id)
+            self._compiling.pop(unique_id, None)
 
     def _submit(self, request: EngineRequest, is_silent: bool) -> None:
         unique_id = request.request_id
@@ -157,8 +158,8 @@ class RouterEnd:
             self._send("settled", unique_id, error)
 
     def _on_withdraw(self, unique_id: str) -> None:
-        if unique_id in self._compiling:
-            self._compiling.remove(unique_id)
+        if (num_counted := self._compiling.pop(unique_id, None)) is not None:
+            self._router.metrics.num_refused += num_counted  # received: the front end has its end
             self._encoder.close(unique_id)
         with suppress(NotReadyError):
             self._router.running_engine().thread.withdraw(unique_id)

@@ -244,9 +244,9 @@ async def test_a_client_that_leaves_while_its_grammar_is_compiled(replica, front
     await compiling.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await asyncio.sleep(0.01)
+    await eventually(lambda: replica.router.metrics.num_refused == 1)  # received, as it has an end
     goes_on.set()
-    await asyncio.sleep(0.01)
+    await asyncio.gather(*front_end.end._tasks)
     assert not replica.router.running_engine().thread.num_sequences
     assert not front_end.end._encoder._numbers
 
