@@ -137,10 +137,7 @@ class Engine:
         self._counts.num_prompt_tokens += len(sequences) * len(request.prompt_token_ids)
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValueError where `add` would for the request's values. Thread-safe.
-
-        Only `add` compares resume_token_ids with the grammar.
-        """
+        """Raise InvalidValueError as `add`, but not for a grammar's tokens. Thread-safe."""
         self._inputs.check(request, self.control)
 
     def abort(self, request_id: str) -> None:
@@ -183,7 +180,8 @@ class Engine:
 
         Returns an error for the request that caused it, if that is known; see `Suspects`.
         """
-        if (cause := self._suspects.record_loss(self._steps.sequences)) is None:
+        cause = self._suspects.record_loss(self._steps.sequences)
+        if cause is None:
             return []
         return self._requests.fail(cause, CrashingRequestError(cause.num_output_tokens))
 

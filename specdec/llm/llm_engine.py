@@ -244,9 +244,8 @@ class LLMEngine:
                 if kind != "final_only" or step.is_last:
                     yield make_output()
         except AbortedError as error:
-            metrics.on_refused(
-                error, request.params.n
-            )  # no effect where its stream has recorded it
+            # No effect where its stream has recorded it.
+            metrics.on_refused(error, request.params.n)
             builder.abort()
             yield make_output()
         finally:
