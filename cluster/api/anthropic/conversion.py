@@ -180,7 +180,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _text(content: str | Sequence[TextBlock | ToolReferenceBlock | MediaBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(map(_block_text, content))
+    return content if isinstance(content, str) else _joined(map(_block_text, content))
 
 
 def _block_text(block: TextBlock | ToolReferenceBlock | MediaBlock) -> str:

@@ -64,6 +64,9 @@ async def test_empty_blocks_add_nothing_to_a_message():
     ]
     assert chats[0] == chats[1]
     assert chats[0].continue_final_message
+    system = [NO_TEXT, {**NO_TEXT, "text": "Be brief."}, NO_TEXT]
+    [given, _] = to_chat(CountTokensRequest(system=system, messages=MESSAGES), None).messages
+    assert given.content == "Be brief."
 
 
 async def test_every_block_of_a_conversation_is_converted():
