@@ -69,20 +69,18 @@ class _PairReader:
 
     def read(self) -> Any:
         """Return the configuration of a server with the present files. Raises OSError."""
-        key, certificate = (each.read_bytes() for each in self._files)
-        self._pair = key, certificate
-        return grpc.ssl_server_certificate_configuration([self._pair])
+        key_file, certificate_file = self._files
+        return self._use(key_file.read_bytes(), certificate_file.read_bytes())
 
     def read_if_changed(self) -> Any:
         """Return the configuration with changed files, or None to keep the last one."""
         key_file, certificate_file = self._files
-        present: object = None
+        present: tuple[bytes, ...] = ()
         try:
             present = key_file.read_bytes(), certificate_file.read_bytes()
             if present in (self._pair, self._refused):
                 return None
             check_certificate(certificate_file, key_file)
-            found = self.read()
         except (OSError, InvalidValueError) as error:
             is_final = isinstance(error.__cause__, ssl.SSLError)  # not as without descriptors
             refused = present if is_final else str(error)
@@ -92,4 +90,8 @@ class _PairReader:
             return None
         self._refused = None
         logger.info("the certificate is read again: %s", certificate_file)
-        return found
+        return self._use(*present)
+
+    def _use(self, key: bytes, certificate: bytes) -> Any:
+        self._pair = key, certificate
+        return grpc.ssl_server_certificate_configuration([self._pair])
