@@ -39,7 +39,7 @@ class Arrival(Preparation):
         self._instrumentation = instrumentation
         self._measured: RequestMetrics | None = None
         self.may_expire = True
-        """Whether a wait in the queue is limited."""
+        """True if a wait in the queue is limited."""
 
     def measure(self, request_id: str, model: str, params: SamplingParams) -> RequestMetrics:
         """Return the measurements of the call that the request has become."""

@@ -23,7 +23,7 @@ _MAX_WORD_CHARS = 4_300  # the longest integer that Python parses
 _MAX_DEPTH = MAX_JSON_DEPTH - 6  # less the levels above the input in the client's next request
 _ENDS = {"{": "}", "[": "]"}
 _MISSING = {"colon": ": null", "value": "null"}
-"""What completes a member of an object whose value is not readable."""
+"""Completion of a member of an object whose value is not readable."""
 
 
 class InputWriter:

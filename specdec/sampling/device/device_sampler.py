@@ -68,7 +68,7 @@ class DeviceRules:
 
     @property
     def columns(self) -> RowSampling:
-        """The same for kernels."""
+        """Return the rules as columns for kernels."""
         limits, keys = self.limits, self.keys
         columns = (
             *(self.temperatures, limits.top_k, limits.top_p, limits.min_scores),

@@ -66,7 +66,7 @@ def growth_shape(parts: HeadParts, limits: DeviceStepLimits) -> GrowthShape | No
 
 
 class StepParts(NamedTuple):
-    """What drafts share with the steps before them. buffers: receive the drafts."""
+    """Data that drafts share with the steps before them. buffers: receive the drafts."""
 
     buffers: StepBuffers
     state: DeviceState

@@ -102,7 +102,7 @@ def test_text_that_cannot_change_is_not_held():
 
 
 def test_random_errors_give_an_object_that_no_split_changes():
-    """Of 2,000 valid texts with one to three other characters."""
+    """The errors are one to three other characters in each of 2,000 valid texts."""
     rng = random.Random(5)
     marks = [*'{}[]",:\\', "\\u", "\\ud83d", "\n", "'", " ", "1", "e", "x", "é", "NaN"]
     for _ in range(2_000):
