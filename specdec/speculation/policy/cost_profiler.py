@@ -31,7 +31,9 @@ _BATCH_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Dense where a GPU leaves the range in which the time of a pass hardly depends on its rows."""
 
 _BATCH_SIZES_OF_MIXTURES = tuple(2**exponent for exponent in range(11))
-_MAX_ROUNDS = 4
+_ROUNDS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Parts of the budget by whose end each round over the steps ends."""
+
 _MANY_ROWS, _AS_LONG = 64, 0.9
 """See `_costs_by_rows`."""
 
@@ -239,18 +241,17 @@ class CostProfiler:
     ) -> dict[ProfiledStep, tuple[float, float]]:
         """Return the seconds of each step, and of its begin.
 
-        They are the minimum over a few rounds, since other load on the machine only adds time. The
-        cheapest steps run first, since the budget may not suffice for all, and another round begins
-        only in its first half. A round ends where all larger steps cost by their rows, as a step
-        shows twice: the first round also warms up each one.
+        They are the minimum over a few rounds, since other load on the machine only adds time. Each
+        round begins with the cheapest steps, and may take longer than the one before: where the
+        budget does not suffice for all steps in each, those that single requests run are measured
+        several times nevertheless, apart from each other. A round ends where all larger steps cost
+        by their rows, as a step shows twice: the first round also warms up each one.
         """
         started_at_s, seconds = self.clock(), dict[ProfiledStep, tuple[float, float]]()
-        for _ in range(_MAX_ROUNDS):
-            if self.clock() - started_at_s > budget_s / 2:
-                break
+        for part in _ROUNDS:
             for step in steps:
-                if seconds and self.clock() - started_at_s > budget_s:
-                    return seconds
+                if seconds and self.clock() - started_at_s > part * budget_s:
+                    break
                 if all(self._costs_by_rows(run, step, seconds) for _ in range(2)):
                     break
         return seconds

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise, repeat
 
 from specdec.types.errors import InvalidValueError
 
@@ -17,8 +17,8 @@ class CostTable:
     """Seconds of a step, by number of decoding sequences and by draft tokens of each.
 
     batch_sizes: of the rows, ascending. draft_tokens: of the columns, ascending; they determine the
-    rows that a target runs. seconds: [num_batch_sizes, num_columns]. Measurements are made
-    monotone, since a larger step is never cheaper.
+    rows that a target runs. seconds: [num_batch_sizes, num_columns]. A step counts as at most as
+    long as a larger one: other load on the machine only adds time to a measurement.
     """
 
     batch_sizes: tuple[int, ...]
@@ -92,15 +92,13 @@ class CostTable:
 
 
 def _monotone(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Return the running maximum along both axes."""
+    """Return the minimum over each step and all that are as large along both axes."""
     rows: list[tuple[float, ...]] = []
-    for row in seconds:
-        above, best, raised = rows[-1] if rows else (0.0,) * len(row), 0.0, []
-        for value, floor in zip(row, above, strict=True):
-            best = max(best, value, floor)
-            raised.append(best)
-        rows.append(tuple(raised))
-    return tuple(rows)
+    for row in reversed(seconds):
+        least = accumulate(reversed(row), min)
+        above = reversed(rows[-1]) if rows else repeat(math.inf)
+        rows.append(tuple(map(min, least, above))[::-1])
+    return tuple(reversed(rows))
 
 
 def _interpolate(places: Sequence[int], values: Sequence[float], at: float) -> float:

@@ -38,6 +38,11 @@ def test_a_larger_step_is_never_cheaper(seconds):
             assert table.step_s(size, count + 1) >= table.step_s(size, count) * (1 - 1e-9)
 
 
+def test_a_measurement_that_other_load_made_longer_does_not_make_larger_steps_dear():
+    table = CostTable((1, 4), (0, 1, 2), ((0.05, 0.02, 0.03), (0.03, 0.09, 0.04)))
+    assert table.seconds == ((0.02, 0.02, 0.03), (0.03, 0.04, 0.04))
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

@@ -2,6 +2,8 @@
 """Tests of the cost profiler on runners of the tiny model and on fakes with known times."""
 
 import time
+from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -210,13 +212,29 @@ def test_steps_that_cost_by_their_rows_are_extrapolated(least_s, most_rows):
         assert table.step_s(size, count) == pytest.approx(max(least_s, 0.001 * size * (1 + count)))
 
 
-@pytest.mark.parametrize(("budget_s", "num_rounds"), [(1.0, 4), (0.17, 2), (0.06, 1)])
-def test_a_round_begins_in_the_first_half_of_the_budget(budget_s, num_rounds):
+@pytest.mark.parametrize(("budget_s", "counts"), [(1.6, [4] * 4), (0.3, [4, 3, 2, 2])])
+def test_the_cheapest_steps_are_measured_in_each_round(budget_s, counts):
+    """Other load during some of their measurements does not count then."""
     clock = Clock()
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=2, max_num_batched_tokens=64)
-    CostProfiler(config, 1, clock).verification(target, budget_s)  # 50 ms a round
-    assert len(target.rows) == 4 * num_rounds + 2  # and the admission and release
+    CostProfiler(config, 2, clock).verification(target, budget_s)
+    measured = Counter(target.rows[1:-1])  # without the admission and the release
+    assert [measured[rows] for rows in (1, 3, 4, 6)] == counts
+
+
+def test_other_load_during_one_measurement_does_not_count():
+    clock = Clock()
+
+    class Disturbed(TimedTarget):
+        def collect(self):
+            self.clock.now_s += 0.5 * (len(self.rows) in {2, 5, 9})
+            return super().collect()
+
+    config = engine_config(max_num_seqs=2, max_num_batched_tokens=64)
+    table = CostProfiler(config, 1, clock).verification(Disturbed(clock), budget_s=100).steps
+    for size, count in product((1, 2), (0, 1)):
+        assert table.step_s(size, count) == pytest.approx(0.01 + 0.001 * size * (1 + count))
 
 
 def test_shapes_over_max_num_batched_tokens_are_not_run():
