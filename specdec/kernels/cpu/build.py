@@ -131,6 +131,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         shutil.rmtree(stale)
     with TemporaryDirectory(".tmp", f"{library.stem}.", library.parent) as directory:
         unfinished = Path(directory, library.name)
+        logger.warning("compiling the CPU kernels (once a version, half a minute or more)")
         compile_library(compiler, source, unfinished, FLAGS)
         unfinished.chmod(0o755)
         with unfinished.open("rb") as file:

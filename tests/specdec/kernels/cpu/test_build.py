@@ -16,12 +16,15 @@ def source(tmp_path):
     return folder
 
 
-def test_library_is_compiled_once(source, tmp_path):
+def test_library_is_compiled_once(source, tmp_path, caplog):
     first = build(source, tmp_path / "kernels")
     made = first.stat().st_mtime_ns
     assert ctypes.CDLL(str(first)).answer() == 42
     assert build(source, tmp_path / "kernels") == first
     assert first.stat().st_mtime_ns == made
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        "compiling the CPU kernels"
+    ]
 
 
 def test_changed_source_gives_another_library(source, tmp_path):
