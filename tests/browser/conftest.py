@@ -85,7 +85,7 @@ def visit(browser, tmp_path):
         context = browser.new_context(
             viewport=size, has_touch=size is NARROW, is_mobile=size is NARROW, **options
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         context.add_init_script(script)
         page = context.new_page()
         visit = Visit(page, url)

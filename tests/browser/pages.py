@@ -7,7 +7,7 @@ def tile(page, title):
     return page.locator(".tile", has_text=title).locator(".value")
 
 
-def expect_text(locator, pattern, timeout_s=15):
+def expect_text(locator, pattern, timeout_s=60):
     from playwright.sync_api import expect
 
     expect(locator).to_have_text(re.compile(pattern, re.DOTALL), timeout=1000 * timeout_s)

@@ -12,6 +12,18 @@ from tests.e2e.conftest import free_ports
 
 TOKEN = "a-token-of-operators"
 
+CHARTS = "() => [...document.querySelectorAll('.chart canvas')].map((each) => each.toDataURL())"
+ALL_CHARTS_DIFFER = f"""(before) => {{
+  const images = ({CHARTS})();
+  return images.length === before.length && images.every((image, at) => image !== before[at]);
+}}"""
+WIDTHS_ARE_CLOSE_TO = """(shares) => {
+  const bars = [...document.querySelectorAll(".bars .bar")];
+  const widths = bars.map((bar) => bar.offsetWidth / bar.parentElement.offsetWidth);
+  const isClose = (share, index) => Math.abs(widths[index] - share) <= 0.02;
+  return widths.length === shares.length && shares.every(isClose);
+}"""
+
 
 @SIZES
 def test_mode_off_is_shown_in_every_part(fleet, visit, size):
@@ -40,26 +52,16 @@ def test_charts_and_tiles_update_under_load(fleet, visit, size):
     with visit(fleet.url, size) as opened:
         page = opened.page
         expect_text(tile(page, "Throughput"), r"^0 ")
-        before = chart_images(page)
+        before = page.evaluate(f"({CHARTS})()")
         set_load(fleet)
         expect_text(tile(page, "Throughput"), r"^[1-9][\d.]*k? tokens/s")
         expect_text(tile(page, "Requests"), r"^[1-9]")
         expect_text(tile(page, "First token"), r"^9[\d.]+ ms")
         expect_text(tile(page, "Acceptance"), r"^\d\d %")
         expect_text(page.locator(".chart", has_text="Speed-up").locator("b"), r"\d\S")
-        page.wait_for_timeout(2500)
-        after = chart_images(page)
-        assert len(after) == 10
-        assert all(old != new for old, new in zip(before, after, strict=True))
-        widths = page.locator(".bars .bar").evaluate_all(
-            "bars => bars.map((bar) => bar.offsetWidth / bar.parentElement.offsetWidth)"
-        )
-        assert widths == pytest.approx(ACCEPTANCE, abs=0.02)
-
-
-def chart_images(page):
-    """Return the content of each chart's canvas."""
-    return page.locator(".chart canvas").evaluate_all("all => all.map((each) => each.toDataURL())")
+        assert len(before) == 10
+        page.wait_for_function(ALL_CHARTS_DIFFER, arg=before)
+        page.wait_for_function(WIDTHS_ARE_CLOSE_TO, arg=ACCEPTANCE)
 
 
 @SIZES

@@ -3,17 +3,21 @@
 import operator
 import re
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
+from specdec.models.config.end_tokens import read_tokenizer_end
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.browser.conftest import NARROW, WIDE
 from tests.browser.pages import expect_text, set_mode, tile
 from tests.e2e.conftest import running_service
+from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -21,11 +25,21 @@ CONFIG = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 
 PROMPT = [10 + i % 5 for i in range(30)]
 
 
+def endless_llama_dir(directory):
+    """Write a tiny Llama whose greedy text never ends: the logit of its end token is always 0."""
+    weights_file = tiny_llama_dir(directory, max_positions=8192) / "model.safetensors"
+    weights = load_file(weights_file)
+    weights["model.embed_tokens.weight"][read_tokenizer_end(directory)] = 0.0
+    save_file(weights, weights_file, metadata={"format": "pt"})
+    return directory
+
+
 @pytest.fixture(scope="module", params=["embedded", "serve"])
-def service(request, tiny_model_dir, tmp_path_factory):
-    log = tmp_path_factory.mktemp(request.param) / "log"
+def service(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    model = endless_llama_dir(directory / "model")
     flags = ["--ingress", request.param, "--speculative-config", CONFIG]
-    with running_service(tiny_model_dir, log, *flags) as running:
+    with running_service(model, directory / "log", *flags) as running:
         yield running
 
 
@@ -147,12 +161,11 @@ def test_an_output_streams_and_stopping_it_aborts_the_request_in_the_engine(serv
         expect_text(page.locator("#try-figures"), "tokens/s.*(reached max tokens|complete)")
         assert page.locator("#output .target").count() > 0
         before = num_aborted(service)
-        page.get_by_label("Max tokens").fill("400")
+        page.get_by_label("Max tokens").fill("4000")  # seconds, so that the click comes first
         page.evaluate(STOP_AT_THE_FOURTH_TOKEN)
         page.get_by_role("button", name="Generate").click()
         expect_text(page.locator("#try-figures"), "stopped")
-        for _ in range(20):
-            if num_aborted(service) > before:
-                break
+        deadline = time.monotonic() + 60
+        while num_aborted(service) == before and time.monotonic() < deadline:
             page.wait_for_timeout(250)
         assert num_aborted(service) == before + 1
