@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -169,16 +168,15 @@ def test_a_shell_block_runs(block: Block, service: Scratch):
 
 
 def test_the_first_commands_show_the_gain(service: Scratch):
-    """In alternation, since other processes use the machine too."""
+    """Equal texts, and several tokens a step; the speed itself is measured by benchmarks."""
     readme = [block for block in SHELL if block.path.name == "README.md"]
     [pair] = [block.commands for block in readme if "--no-speculation" in block.text]
-    speeds: dict[str, list[float]] = {command: [] for command in pair}
-    for command in pair * 5:
-        shown = re.search(r"([\d.]+) tokens/s", run(service, command).stderr)
-        assert shown is not None
-        speeds[command].append(float(shown[1]))
-    drafting, plain = (statistics.median(speeds[command]) for command in pair)
-    assert drafting > 1.8 * plain, speeds
+    drafting, plain = (run(service, command) for command in pair)
+    assert drafting.stdout == plain.stdout
+    length = re.search(r"acceptance length ([\d.]+)", drafting.stderr)
+    assert length is not None, drafting.stderr
+    assert float(length[1]) > 2, "in tokens for each step of the model"
+    assert "no drafts" in plain.stderr
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
