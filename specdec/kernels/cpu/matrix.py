@@ -80,7 +80,7 @@ class PackedMatrix:
         declare(
             library,
             packed_bytes=(_Int, matrix),
-            pack_rows=(None, matrix, _Address, _Int, _Int),
+            pack_rows=(None, matrix, _Address, _Int, _Int, c_int32),
             gather_rows=(c_bool, matrix, _Address, _Int, _Address),
             gemm=(c_bool, matrix, _Address, _Int, _Int, _Address, _Int, c_bool, c_int32),
         )
@@ -104,7 +104,9 @@ class PackedMatrix:
         assert rows.shape[1:] == self.shape[1:]
         assert first + len(rows) <= self.shape[0]
         rows = rows.contiguous()
-        self._library.specdec_pack_rows(self.struct, rows.data_ptr(), first, len(rows))
+        self._library.specdec_pack_rows(
+            self.struct, rows.data_ptr(), first, len(rows), torch.get_num_threads()
+        )
         if self._scales is not None:
             assert scales is not None
             self._scales[first : first + len(rows)] = scales

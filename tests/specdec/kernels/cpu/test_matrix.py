@@ -1,6 +1,7 @@
 """Packed matrix products: accuracy, and equal bits in every batch."""
 
 import platform
+import threading
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,27 @@ def test_packing_in_blocks_gives_the_same_matrix(weights):
             pieces.pack(int(rows[0]), integers[rows], scales[rows])
     x = random_tensor(5, 64, seed=1)
     assert torch.equal(product(pieces, x), product(whole, x))
+
+
+def test_packing_in_a_new_thread_uses_as_many_threads_as_torch():
+    """The setting reaches OpenMP in a thread with the first operation of torch that needs it."""
+    matrix = PackedMatrix(native_library(), MatrixFormat.FLOAT32, (300, 64))
+    values, started = random_tensor(300, 64), set()
+
+    def pack():
+        before = ids_of_threads()
+        matrix.pack(0, values)
+        started.update(ids_of_threads() - before)
+
+    with num_threads(3):
+        thread = threading.Thread(target=pack)
+        thread.start()
+        thread.join()
+    assert len(started) == 2, "beside the new thread"
+
+
+def ids_of_threads():
+    return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,10 @@ void pack_panel(const Matrix& matrix, int64_t panel, const Element* rows, Range 
 }
 
 template <class Element, Element kOffset = 0>
-void pack(const Matrix& matrix, const void* rows, Range packed_rows) {
+void pack(const Matrix& matrix, const void* rows, Range packed_rows, int num_threads) {
   const int64_t begin = packed_rows.begin / kPanelOutputs;
   const int64_t end = (packed_rows.end + kPanelOutputs - 1) / kPanelOutputs;
-#pragma omp parallel for
+#pragma omp parallel for num_threads(num_threads)
   for (int64_t panel = begin; panel < end; ++panel) {
     pack_panel<Element, kOffset>(matrix, panel, static_cast<const Element*>(rows), packed_rows);
   }
@@ -52,21 +52,22 @@ bool gather_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void*
 }  // namespace
 }  // namespace specdec
 
-// Pack `count` rows of the matrix, from row `first` on.
+// Pack `count` rows of the matrix, from row `first` on, with `num_threads` threads.
 // rows: [count, in_features] in the matrix's format, 8-bit integers signed.
 SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void* rows,
-                                      int64_t first, int64_t count) {
+                                      int64_t first, int64_t count, int32_t num_threads) {
+  using specdec::pack;
   const specdec::Range packed_rows = {first, first + count};
   switch (matrix->format) {
     case specdec::Format::kFloat32:
-      return specdec::pack<uint32_t>(*matrix, rows, packed_rows);
+      return pack<uint32_t>(*matrix, rows, packed_rows, num_threads);
     case specdec::Format::kBFloat16:
     case specdec::Format::kFloat16:
     case specdec::Format::kShortFloat32:
-      return specdec::pack<uint16_t>(*matrix, rows, packed_rows);
+      return pack<uint16_t>(*matrix, rows, packed_rows, num_threads);
     case specdec::Format::kInt8:
     case specdec::Format::kW8A8:
-      return specdec::pack<uint8_t, specdec::kWeightOffset>(*matrix, rows, packed_rows);
+      return pack<uint8_t, specdec::kWeightOffset>(*matrix, rows, packed_rows, num_threads);
   }
 }
 
