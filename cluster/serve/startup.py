@@ -200,7 +200,7 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
     _check_files(configs)
     num_replicas = sum(config.most_replicas for config in configs)
     configs = [with_detected_models(each, report) for each in configs]
-    for config in configs:  # before drafters are measured, which takes up to a minute
+    for config in configs:  # before drafters are measured, which may compile the kernels
         memory_bytes = memory_per_replica(config, num_replicas)
         _check_resources(config, check_target(config, report), memory_bytes)
     configs = [with_fastest_drafter(each, report) for each in configs]

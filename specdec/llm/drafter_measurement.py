@@ -21,6 +21,11 @@ from specdec.types.errors import SpecdecError
 MEASURED_SETTINGS = ("model", "dtype", "quantization", "device", "kernels")
 """The settings that change the seconds of a step, beside drafter and machine."""
 
+LOADED = "specdec: models and kernels are loaded"
+"""The line of standard output that ends loading, after which the time of the measurement counts."""
+
+_LOADING_TIMEOUT_S = 1800.0
+"""The first start compiles the C++ kernels, which takes minutes on a busy machine."""
 _TIMEOUT_S = 60.0
 """A busy machine needs a multiple of the ten seconds that an idle one needs."""
 _REMINDER_S = 7.0
@@ -79,13 +84,22 @@ def _run(order: str, progress: Progress) -> str:
 
 
 def _communicate(process: subprocess.Popen[str], order: str, progress: Progress) -> tuple[str, str]:
-    """Return standard output and standard error of a process once it has ended."""
-    started_at_s, given = time.monotonic(), order
-    while (elapsed_s := time.monotonic() - started_at_s) < _TIMEOUT_S:
-        if elapsed_s > _REMINDER_S:
-            progress(f"  still measuring, {elapsed_s:.0f} s")
+    """Return standard output and standard error of a process once it has ended.
+
+    Loading and measuring have a limit each; the second begins up to a reminder late.
+    """
+    given, is_loaded, started_at_s = order, False, time.monotonic()
+    deadline_s = started_at_s + _LOADING_TIMEOUT_S
+    while (now_s := time.monotonic()) < deadline_s:
+        if (elapsed_s := now_s - started_at_s) >= _REMINDER_S:
+            loading = "loading models, and loading or compiling kernels"
+            progress(f"  still {'measuring' if is_loaded else loading}, {elapsed_s:.0f} s")
         try:
-            return process.communicate(given, timeout=min(_REMINDER_S, _TIMEOUT_S - elapsed_s))
-        except subprocess.TimeoutExpired:
+            return process.communicate(given, timeout=min(_REMINDER_S, deadline_s - now_s))
+        except subprocess.TimeoutExpired as error:
             given = ""  # was given before
-    raise TrialError(f"the drafters were not measured within {_TIMEOUT_S:g} s")
+            if not is_loaded and LOADED.encode() in (error.output or b""):
+                is_loaded, deadline_s = True, time.monotonic() + _TIMEOUT_S
+    if is_loaded:
+        raise TrialError(f"the drafters were not measured within {_TIMEOUT_S:g} s")
+    raise TrialError(f"models and kernels were not loaded within {_LOADING_TIMEOUT_S:g} s")

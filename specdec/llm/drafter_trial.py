@@ -1,7 +1,7 @@
 """Measures the drafters of an alias: `python -m specdec.llm.drafter_trial`.
 
 Standard input has the order of `specdec.llm.drafter_measurement` as JSON; standard output gets
-DrafterSpeeds as JSON.
+the line LOADED once models and kernels are loaded, and then DrafterSpeeds as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
+from specdec.llm.drafter_measurement import LOADED
 from specdec.llm.drafter_speeds import Candidate, measure_rounds
 from specdec.llm.local_executor import LocalExecutor
 from specdec.models.drafters.card import SuiteAcceptance
@@ -50,6 +51,7 @@ def main() -> None:
         for name, card in order["acceptance"].items()
     }
     with loaded(config, drafters) as candidates:
+        print(LOADED, flush=True)
         speeds = measure_rounds(candidates, acceptance, time.monotonic)
     json.dump(asdict(speeds), sys.stdout)
 

@@ -2,8 +2,10 @@
 
 import io
 import json
+import subprocess
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculative_keys import AUTO
 from specdec.llm import drafter_measurement, drafter_speeds, drafter_trial
-from specdec.llm.drafter_measurement import TrialError, measure_in_process
+from specdec.llm.drafter_measurement import LOADED, TrialError, measure_in_process
 from specdec.models.drafters.card import SuiteAcceptance
 from tests.specdec.llm.shipped import DRAFTERS, measured_speeds
 
@@ -92,11 +94,33 @@ def test_a_process_with_another_output_has_failed(output, program):
         measure(LLMConfig())
 
 
-def test_a_process_that_hangs_is_reported_and_ended(program, monkeypatch):
-    monkeypatch.setattr(drafter_measurement, "_TIMEOUT_S", 0.5)
+@pytest.mark.parametrize(
+    ("output", "limit", "fault"),
+    [
+        ("dnnl_verbose", "_LOADING_TIMEOUT_S", r"models and kernels were not loaded within 0\.5 s"),
+        (LOADED, "_TIMEOUT_S", r"the drafters were not measured within 0\.5 s"),
+    ],
+)
+def test_a_process_that_hangs_is_ended(output, limit, fault, program, monkeypatch):
+    monkeypatch.setattr(drafter_measurement, limit, 0.5)
     monkeypatch.setattr(drafter_measurement, "_REMINDER_S", 0.2)
-    program("import time; time.sleep(60)")
-    lines = []
-    with pytest.raises(TrialError, match=r"not measured within 0\.5 s"):
-        measure_in_process(LLMConfig(), DRAFTERS, ACCEPTANCE, lines.append)
-    assert lines == ["  still measuring, 0 s"] * 2
+    program(f"import signal; print({output!r}, flush=True); signal.pause()")
+    with pytest.raises(TrialError, match=fault):
+        measure(LLMConfig())
+
+
+def test_minutes_of_compilation_do_not_count_as_measurement(monkeypatch):
+    def communicate(given, timeout):
+        clock.now_s += timeout
+        if clock.now_s >= 630.0:
+            return "result", ""
+        loaded = f"{LOADED}\n".encode() if clock.now_s >= 600.0 else None
+        raise subprocess.TimeoutExpired("trial", timeout, loaded)
+
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(drafter_measurement, "time", clock)
+    process, lines = SimpleNamespace(communicate=communicate), []
+    assert drafter_measurement._communicate(process, "order", lines.append) == ("result", "")
+    loading = "  still loading models, and loading or compiling kernels, "
+    assert lines[:85] == [f"{loading}{elapsed_s} s" for elapsed_s in range(7, 600, 7)]
+    assert lines[85:] == [f"  still measuring, {elapsed_s} s" for elapsed_s in (602, 609, 616, 623)]

@@ -1,13 +1,19 @@
 """Step times of drafters: a head costs more than a lookup, and a draft model too."""
 
+import io
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
 from types import SimpleNamespace
 
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.llm import drafter_trial
+from specdec.llm.drafter_measurement import LOADED
 from specdec.models.llama import CausalDecoder
 from specdec.speculation.policy import factory
 from tests.specdec.heads import fitted_medusa_dir
+from tests.specdec.llm.shipped import DRAFTERS, measured_speeds
 
 LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "max_model_len": 128}
 
@@ -57,3 +63,25 @@ def test_lookups_alone_have_a_target(tiny_model_dir, tmp_path):
     with drafter_trial.loaded(config_of(tiny_model_dir), found) as [candidate]:
         assert candidate.names == ["short", "long"]
         assert candidate.measure().draft_tokens == (0, 1, 2, 4)
+
+
+def test_the_end_of_loading_is_reported_before_the_measurement(monkeypatch, capsys):
+    @contextmanager
+    def loaded(*_):
+        print("loads")
+        yield []
+
+    def measure(*_):
+        print("measures")
+        return speeds
+
+    speeds = measured_speeds(None, DRAFTERS, {}, print)
+    monkeypatch.setattr(drafter_trial, "loaded", loaded)
+    monkeypatch.setattr(drafter_trial, "measure_rounds", measure)
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO('{"config": {}, "drafters": {}, "acceptance": {}}')
+    )
+    drafter_trial.main()
+    *lines, result = capsys.readouterr().out.splitlines()
+    assert lines == ["loads", LOADED, "measures"]
+    assert json.loads(result).keys() == asdict(speeds).keys()
