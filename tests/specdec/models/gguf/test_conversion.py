@@ -250,26 +250,27 @@ def test_another_architecture_is_refused(save, tmp_path):
         converted(path, tmp_path)
 
 
-def test_end_tokens_are_those_of_all_keys_and_of_turns(save, tmp_path):
+def test_end_tokens_are_those_of_all_keys_and_of_names(save, tmp_path):
     def add(writer):
         writer.add_eot_token_id(7)
         writer.add_eom_token_id(8)
 
     directory = converted(llama_file(save, tmp_path, add), tmp_path)
-    assert ModelConfig.from_directory(directory).eos_token_ids == {2, 7, 8}
+    assert ModelConfig.from_directory(directory).eos_token_ids == {0, 2, 7, 8}
     generation = json.loads((directory / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [2, 7, 8]
+    assert generation["eos_token_id"] == [2, 7, 8, 0]
 
 
 @pytest.mark.parametrize("kind", [gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED])
-def test_a_token_that_ends_turns_ends_a_text(save, tmp_path, kind):
-    """The tokenizer has <|im_end|> as 2, and the file names another end of a text."""
+def test_tokens_end_a_text_by_their_name(save, tmp_path, kind):
+    """The tokenizer has <|endoftext|> as 0, <|im_end|> as 2; a key names another end of a text."""
 
     def change(writer):
-        writer.add_eos_token_id(0)
-        writer.kv_data[0]["tokenizer.ggml.token_type"].value[2] = kind
+        writer.add_eos_token_id(1)
+        for token_id in (0, 2):
+            writer.kv_data[0]["tokenizer.ggml.token_type"].value[token_id] = kind
 
     directory = save("llama")
     path = tmp_path / "m.gguf"
     write_family(directory, path, "llama", nothing, last_keys=change)
-    assert ModelConfig.from_directory(converted(path, tmp_path)).eos_token_ids == {0, 2}
+    assert ModelConfig.from_directory(converted(path, tmp_path)).eos_token_ids == {0, 1, 2}
