@@ -39,8 +39,7 @@ def _quantize(weight: np.ndarray, groups: np.ndarray, bits: int, sym: bool) -> A
             low = -high
         scales[group] = (high - low) / top
         step = scales[group].astype(np.float32)
-        # From 1, as version 1 of GPTQ's layout cannot store a zero point of 0.
-        zeros[group] = 2 ** (bits - 1) if sym else np.clip(np.round(-low / step), 1, top)
+        zeros[group] = 2 ** (bits - 1) if sym else np.clip(np.round(-low / step), 0, top)
         values[groups == group] = np.clip(np.round(part / step) + zeros[group], 0, top)
     return values, zeros, scales
 
@@ -87,9 +86,10 @@ def gptq(
     if desc_act:
         groups = np.random.default_rng(0).permutation(groups)
     values, zeros, scales = _quantize(matrix, groups, bits, sym)
+    ones = sum(1 << at for at in range(0, 32, bits))
     tensors = {
         "qweight": _pack(values.T, bits).t().contiguous(),
-        "qzeros": _pack(zeros - 1 if version == 1 else zeros, bits),
+        "qzeros": _pack(zeros, bits) - (ones if version == 1 else 0),
         "scales": torch.from_numpy(scales),
     }
     if with_index:

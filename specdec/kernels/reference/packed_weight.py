@@ -35,8 +35,8 @@ class PackedWeight:
     """A weight [size, inner] in few bits.
 
     codes: INT4: int32 [size, inner / 8]; INT8: int8 [size, inner]; FLOAT8: float8_e4m3fn.
-    scales: [size, groups], float32 or 16 bits. zeros: uint8 [size, groups] of INT4, up to 16; None
-    for 8. group_size: inputs of a group; the last one may have fewer.
+    scales: [size, groups], float32 or 16 bits. zeros: uint8 [size, groups] of INT4; None for 8.
+    group_size: inputs of a group; the last one may have fewer.
     order: [inner] int64, the input that belongs to each column of the codes, where these are not in
     the order of the inputs (GPTQ's activation order); None where they are.
     """

@@ -87,7 +87,8 @@ class Gptq:
 
     qweight: int32 [in * bits / 32, out]; qzeros: int32 [groups, out * bits / 32]; scales: [groups,
     out]; g_idx: int32 [in], the group of each input, permuted by activation order.
-    zero_offset: added to stored zero points; version 1 of the layout stores one less.
+    zero_offset: added to stored zero points; version 1 of the layout stores one less, as a
+    subtraction from the integers: a zero point of 0 borrows from the next one.
     is_symmetric: whether each zero point is the middle of the range, by their description.
     is_reordered: whether weights of several groups may not lack g_idx. has_own_groups: whether some
     layers have groups of another size, which their scales show (`dynamic` of GPTQModel).
@@ -151,9 +152,10 @@ class Gptq:
         """Return the zero points of all groups, [groups, len(rows)] int32."""
         held = units_of(rows, self._per_integer)
         packed = tensors.slice(sibling(name, "qzeros"), slice(None), as_slice(held))
+        packed = packed + _repeated(self._zero_offset(tensors, name), self.bits)
         unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
         start = rows.start - held.start * self._per_integer
-        return unpacked[:, start : start + len(rows)] + self._zero_offset(tensors, name)
+        return unpacked[:, start : start + len(rows)]
 
     def _zero_offset(self, tensors: TensorSource, name: str) -> int:
         """Return what is added to stored zero points.
