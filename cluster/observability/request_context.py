@@ -40,10 +40,15 @@ def keep_headers(scope: Scope) -> None:
 
 
 def text_headers(names: Iterable[str]) -> dict[str, str]:
-    """Return the current call's headers with these names, which are in lower case."""
-    wanted = frozenset(names)
-    pairs = ((_text(name).lower(), value) for name, value in current_headers.get()())
-    return {name: _text(value) for name, value in pairs if name in wanted}
+    """Return the current call's headers with these names, which are in lower case.
+
+    One that occurs several times has all different values, separated by commas (RFC 9110).
+    """
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for name, value in current_headers.get()():
+        if (values := found.get(_text(name).lower())) is not None:
+            values.append(_text(value))
+    return {name: ",".join(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
 @lru_cache(maxsize=128)

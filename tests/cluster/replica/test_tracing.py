@@ -351,6 +351,10 @@ def test_http_headers_are_available_in_a_request():
         generated = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
         assert client.get("/", headers=generated).json() == {"traceparent": TRACEPARENT}
         assert client.get("/").json() == {}
+        repeated = [("tracestate", "a=1"), ("TraceState", "b=2,c=3")]
+        assert client.get("/", headers=repeated).json() == {"tracestate": "a=1,b=2,c=3"}
+        equal = [("traceparent", TRACEPARENT)] * 2
+        assert client.get("/", headers=equal).json() == {"traceparent": TRACEPARENT}
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
