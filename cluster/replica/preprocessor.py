@@ -6,7 +6,8 @@ Requests arrive as text and chats and go to the engine as tokens; no engine step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -32,22 +33,62 @@ seconds."""
 _MIN_CHARS = 1_000
 """The size of the smallest prompt, for its cost besides its characters."""
 
+_BATCH_CHARS = 2_000
+"""Limit for prompts that a thread encodes in one turn: two small ones.
+
+With more, the event loop waits longer for the interpreter lock."""
+
+
+class _Work(NamedTuple):
+    """Work for a thread. size: its characters or tokens. result: of the function, unless done."""
+
+    function: Callable[[], Any]
+    context: Context
+    size: int
+    result: asyncio.Future[Any]
+
+    def run(self) -> _Outcome:
+        """Call the function, unless its caller has been cancelled. On a thread."""
+        try:
+            return _Outcome(None if self.result.done() else self.context.run(self.function))
+        except BaseException as error:  # the tokenizers' library has errors that are no Exception
+            return _Outcome(None, error)
+
+    def end(self, outcome: _Outcome) -> None:
+        """Return the outcome to the caller. On the event loop."""
+        if self.result.done():
+            return
+        if outcome.error is None:
+            self.result.set_result(outcome.value)
+        else:
+            self.result.set_exception(outcome.error)
+
+
+class _Outcome(NamedTuple):
+    """A function's return value, or its error."""
+
+    value: Any
+    error: BaseException | None = None
+
 
 class EncodeLimiter:
-    """Limits concurrent encoding, and the characters that are encoded or wait for it.
+    """Runs encoding on a few threads, and limits the characters that are encoded or wait for it.
 
-    For one event loop.
+    A thread takes two small prompts at once, which the engine then receives together. Only the
+    event loop gives work to threads, so that they pause while it is late. For one event loop.
     """
 
     def __init__(
         self, max_running: int = MAX_ENCODING, max_chars: int = MAX_ENCODING_CHARS
     ) -> None:
-        self._running = asyncio.Semaphore(max_running)
+        self._max_running = max_running
         self._max_chars = max_chars
+        self._waiting: dict[asyncio.Future[Any], _Work] = {}  # in order
+        self._running: set[asyncio.Task[None]] = set()
         self.num_chars = 0
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], num_chars: int) -> T:
-        """Return what `work` returns. num_chars: its size in characters or tokens.
+    async def run(self, function: Callable[[], T], num_chars: int) -> T:
+        """Return what a function returns. num_chars: its size in characters or tokens.
 
         Raises OverloadedError at once beyond the limit; without other work any size is accepted. A
         thread cannot be stopped: work that was started occupies its slot until it is done, even if
@@ -56,21 +97,49 @@ class EncodeLimiter:
         size = max(num_chars, _MIN_CHARS)
         if self.num_chars and self.num_chars + size > self._max_chars:
             raise OverloadedError(f"{self.num_chars} characters of prompts wait to be encoded")
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[result] = _Work(function, copy_context(), size, result)
         self.num_chars += size
+        if len(self._running) < self._max_running:
+            self._running.add(asyncio.create_task(self._run_waiting()))
         try:
-            await self._running.acquire()
-        except BaseException:
-            self.num_chars -= size
-            raise
-        task = asyncio.create_task(work())
-        task.add_done_callback(lambda done: self._release(done, size))
-        return await asyncio.shield(task)
+            return await result
+        finally:
+            if self._waiting.pop(result, None):
+                self.num_chars -= size
 
-    def _release(self, task: asyncio.Task[Any], size: int) -> None:
-        self.num_chars -= size
-        self._running.release()
-        if not task.cancelled():
-            task.exception()  # retrieves it, as the caller may have been cancelled
+    async def _run_waiting(self) -> None:
+        try:
+            while self._waiting:
+                await self._run_batch(self._take())
+        finally:
+            self._running.discard(asyncio.current_task())
+
+    async def _run_batch(self, batch: Sequence[_Work]) -> None:
+        try:
+            outcomes = await asyncio.get_running_loop().run_in_executor(None, _run, batch)
+        except Exception as error:  # no thread can be started
+            outcomes = [_Outcome(None, error)] * len(batch)
+        finally:
+            self.num_chars -= sum(work.size for work in batch)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            work.end(outcome)
+
+    def _take(self) -> list[_Work]:
+        """Remove the first work, with what follows it if all of that is small."""
+        batch, size = list[_Work](), 0
+        for work in self._waiting.values():
+            size += work.size
+            if batch and size > _BATCH_CHARS:
+                break
+            batch.append(work)
+        for work in batch:
+            del self._waiting[work.result]
+        return batch
+
+
+def _run(batch: Sequence[_Work]) -> list[_Outcome]:
+    return [work.run() for work in batch]
 
 
 class EncodedChat(NamedTuple):
@@ -144,14 +213,14 @@ class Preprocessor:
         """
         if isinstance(prompt, str):
             encode = partial(self.tokenizer.encode, prompt, add_special_tokens)
-            return tuple(await self._in_turn(encode, len(prompt)))
+            return tuple(await self._limiter.run(encode, len(prompt)))
         if isinstance(prompt, Conversation):
             encode = partial(self.tokenizer.encode_conversation, prompt)
         elif isinstance(prompt[0], ChatMessage):
             encode = partial(self.tokenizer.encode_chat, prompt)
         else:
             return prompt
-        return tuple(await self._in_turn(encode, _num_chars(prompt)))
+        return tuple(await self._limiter.run(encode, _num_chars(prompt)))
 
     async def encode_chat(self, chat: Conversation, marks: Sequence[str]) -> EncodedChat:
         """Return the tokens of a chat, and how its answer begins; see `ChatTemplate.answer_start`.
@@ -164,7 +233,7 @@ class Preprocessor:
             start = self.chat_template.answer_start(chat, text, marks)
             return EncodedChat(tuple(self.tokenizer.encode(text, add_special_tokens=False)), start)
 
-        return await self._in_turn(encode, _num_chars(chat))
+        return await self._limiter.run(encode, _num_chars(chat))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens. Raises InvalidValueError.
@@ -172,7 +241,7 @@ class Preprocessor:
         Runs off the event loop, in the same queue as `encode`; raises OverloadedError likewise.
         """
         check_token_ids("token_ids", token_ids, self._model.vocab_size)
-        return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
+        return await self._limiter.run(partial(self.tokenizer.decode, token_ids), len(token_ids))
 
     async def received(
         self, detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]
@@ -188,7 +257,7 @@ class Preprocessor:
             detokenizer.append_until_stop(token_ids)
             return TokenTexts(detokenizer.take(), detokenizer.lengths)
 
-        return await self._in_turn(decode, len(token_ids))
+        return await self._limiter.run(decode, len(token_ids))
 
     async def token_texts(
         self, token_ids: tuple[int, ...], *, skip_special_tokens: bool
@@ -201,10 +270,7 @@ class Preprocessor:
             detokenizer.extend(token_ids)
             return TokenTexts(detokenizer.flush(), detokenizer.lengths)
 
-        return await self._in_turn(decode, len(token_ids))
-
-    async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
-        return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)
+        return await self._limiter.run(decode, len(token_ids))
 
     async def compile(
         self, spec: StructuredOutput | None, caller: Caller = OWN_PROCESS, num_sequences: int = 1

@@ -1,17 +1,22 @@
 """Tokenization, grammars and the limit of concurrent encoding, without models."""
 
 import asyncio
+import threading
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from cluster.observability.logs import current_request_id
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation
 from specdec.types.sampling.sampling_params import StructuredOutput
+from tests.waiting import DEADLINE_S, eventually
 
 TEXT = "Ask the baker for a café"
 MARK = "<|endoftext|>"
@@ -176,38 +181,38 @@ class Work:
     """Work that counts concurrent runs, and ends when it may."""
 
     def __init__(self):
-        self.num_running = 0
-        self.may_end = asyncio.Event()
+        self.num_running = self.num_started = 0
+        self.may_end = threading.Event()
+        self._lock = threading.Lock()
 
-    async def __call__(self):
-        self.num_running += 1
-        await self.may_end.wait()
-        self.num_running -= 1
+    def __call__(self):
+        self.num_started += 1
+        self._count(1)
+        assert self.may_end.wait(DEADLINE_S)
+        self._count(-1)
         return 7
 
-
-async def settle():
-    for _ in range(5):
-        await asyncio.sleep(0)
+    def _count(self, number):
+        with self._lock:
+            self.num_running += number
 
 
 async def test_work_runs_or_waits_up_to_a_limit():
     limiter, work = EncodeLimiter(max_running=2, max_chars=3 * SIZE), Work()
     tasks = [asyncio.create_task(limiter.run(work, SIZE)) for _ in range(3)]
-    await settle()
-    assert (limiter.num_chars, work.num_running) == (3 * SIZE, 2)
+    await eventually(lambda: (limiter.num_chars, work.num_running) == (3 * SIZE, 2))
     with pytest.raises(OverloadedError, match="15000 characters"):
         await limiter.run(work, 1)
+    assert work.num_running == 2
     work.may_end.set()
     assert await asyncio.gather(*tasks) == [7, 7, 7]
-    await settle()
     assert limiter.num_chars == 0
 
 
 async def test_small_prompts_have_a_minimum_size():
     limiter, work = EncodeLimiter(max_running=1, max_chars=100_000), Work()
     tasks = [asyncio.create_task(limiter.run(work, 0)) for _ in range(100)]
-    await settle()
+    await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
         await limiter.run(work, 0)
     work.may_end.set()
@@ -220,26 +225,76 @@ async def test_without_other_work_any_size_is_accepted():
     assert await limiter.run(work, 2 * SIZE) == 7
 
 
+@pytest.mark.parametrize("size", [1_000, SIZE])
+async def test_two_works_run_together_if_both_are_small(size):
+    """Their results come together, so that a small prompt does not wait for a large one."""
+    limiter, first, second, third = EncodeLimiter(max_running=1), Work(), Work(), Work()
+    first.may_end.set()
+    sizes = {first: 0, second: size, third: 0}
+    tasks = [asyncio.create_task(limiter.run(*each)) for each in sizes.items()]
+    await eventually(lambda: second.num_running)
+    if size == SIZE:
+        await asyncio.wait_for(tasks[0], DEADLINE_S)
+    else:
+        assert not tasks[0].done()
+    third.may_end.set()
+    assert not third.num_started
+    second.may_end.set()
+    assert await asyncio.gather(*tasks) == [7, 7, 7]
+
+
+async def test_the_other_of_two_works_ends_where_one_was_cancelled():
+    limiter, first = EncodeLimiter(max_running=1), Work()
+    tasks = [asyncio.create_task(limiter.run(work, 0)) for work in (first, lambda: 8)]
+    await eventually(lambda: first.num_running)
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    first.may_end.set()
+    assert await tasks[1] == 8
+    assert limiter.num_chars == 0
+
+
 async def test_cancelled_work_occupies_its_slot_until_it_is_done():
-    limiter, work = EncodeLimiter(max_running=1), Work()
-    started, waiting = (asyncio.create_task(limiter.run(work, SIZE)) for _ in range(2))
-    await settle()
+    limiter, work, other = EncodeLimiter(max_running=1), Work(), Work()
+    started = asyncio.create_task(limiter.run(work, SIZE))
+    await eventually(lambda: work.num_running)
+    waiting, prompt = asyncio.create_task(limiter.run(other, SIZE)), weakref.ref(other)
+    await asyncio.sleep(0)
+    del other
     started.cancel()
     waiting.cancel()
-    await asyncio.gather(started, waiting, return_exceptions=True)
+    await asyncio.wait((started, waiting))
     assert (limiter.num_chars, work.num_running) == (SIZE, 1)
+    del waiting
+    assert prompt() is None, "the queue has kept the prompt"
     work.may_end.set()
-    await settle()
+    await eventually(lambda: limiter.num_chars == 0)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), BaseException("panic")])
+async def test_an_error_is_raised_and_releases_the_slot(error):
+    limiter = EncodeLimiter(max_running=1)
+
+    def fail():
+        raise error
+
+    calls = limiter.run(fail, 0), limiter.run(lambda: 7, 0)
+    assert await asyncio.gather(*calls, return_exceptions=True) == [error, 7]
     assert limiter.num_chars == 0
 
 
-async def test_an_error_is_raised_and_releases_the_slot():
-    limiter = EncodeLimiter()
-
-    async def fail():
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        await limiter.run(fail, SIZE)
-    await settle()
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+async def test_without_a_thread_an_error_is_raised(monkeypatch, error):
+    limiter, ran = EncodeLimiter(max_running=1), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=error))
+        calls = (limiter.run(lambda: ran.append(1), 0) for _ in range(2))
+        assert await asyncio.gather(*calls, return_exceptions=True) == [error, error]
     assert limiter.num_chars == 0
+    await limiter.run(lambda: ran.append(2), SIZE)
+    assert ran == [2]
+
+
+async def test_work_has_the_context_of_its_caller():
+    current_request_id.set("r1")
+    assert await EncodeLimiter().run(current_request_id.get, SIZE) == "r1"
