@@ -11,6 +11,7 @@ import contextlib
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
 from cluster.api.base.authentication import AdminAccess
+from cluster.api.base.certificate_files import grpc_credentials, http_context
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
 from cluster.api.grpc.servicers import (
@@ -92,6 +94,7 @@ class EmbeddedIngress:
                 access_log=config.log_level in ("debug", "info"),  # uvicorn formats it in any case
                 ssl_certfile=config.tls_cert_file,
                 ssl_keyfile=config.tls_key_file,
+                ssl_context_factory=_context_factory(config),
             )
         )
         self._http_task: asyncio.Task[None] | None = None
@@ -144,8 +147,8 @@ class EmbeddedIngress:
         if config.tls_cert_file is None or config.tls_key_file is None:
             self._grpc.add_insecure_port(address)
             return
-        pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
-        self._grpc.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        credentials = grpc_credentials(config.tls_key_file, config.tls_cert_file)
+        self._grpc.add_secure_port(address, credentials)
 
     async def set_ready(self, is_ready: bool) -> None:
         """Set the answer of grpc.health.v1, for the whole server and for each service."""
@@ -189,6 +192,14 @@ def _new_grpc_server(
             )
         ],
     )
+
+
+def _context_factory(config: ServeConfig) -> Callable[..., ssl.SSLContext] | None:
+    """Return what makes uvicorn's TLS context; None without TLS."""
+    key_file, certificate_file = config.tls_key_file, config.tls_cert_file
+    if key_file is None or certificate_file is None:
+        return None
+    return lambda _config, new_context: http_context(key_file, certificate_file, new_context)
 
 
 def _raise_file_limit() -> None:

@@ -35,10 +35,15 @@ def check_certificate(certificate: Path | None, key: Path | None) -> None:
     import ssl  # most services have no certificate
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-    except OSError as error:  # the base of SSLError
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, _no_pass_phrase)
+    except (OSError, ValueError) as error:  # OSError is the base of SSLError
         limit = f"a certificate in PEM that belongs to tls_key_file, both readable ({error})"
         raise InvalidValueError("tls_cert_file", str(certificate), limit) from error
+
+
+def _no_pass_phrase() -> str:
+    raise ValueError("the key is encrypted")  # OpenSSL would ask on the terminal
 
 
 def address_of(host: str, port: int) -> str:

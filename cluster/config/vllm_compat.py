@@ -55,6 +55,9 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "enable_log_requests": Always(False, "requests are logged with --log-level info alone"),
         "enable_prompt_tokens_details": Always(True, "the usage reports cached tokens"),
         "enable_request_id_headers": Always(True, "responses have X-Request-Id"),
+        "enable_ssl_refresh": Always(
+            True, "new certificate files are used from the next connection on"
+        ),
     }
 )
 """Flags of vLLM that are accepted with the one value that applies here."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from cluster.api.base.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.base.byte_budget import ByteBudget
@@ -34,11 +35,13 @@ async def running_ingress(
     model: Path,
     state_dir: Path,
     keys: Sequence[ApiKey] = (),
+    **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serve a replica with these API keys, and no admin token."""
+    """Serve a replica with these API keys and settings of ServeConfig, and no admin token."""
     grpc_port, http_port = free_ports(2)
     async with running_replica(model, state_dir) as replica:
-        config = replace(replica.router.config, grpc_port=grpc_port, http_port=http_port)
+        ports = {"grpc_port": grpc_port, "http_port": http_port}
+        config = replace(replica.router.config, **ports, **settings)
         api_keys = ApiKeys(keys)
         replica.router.text.load()
         operators = operator_service(replica.link, AdminAccess(None, api_keys))

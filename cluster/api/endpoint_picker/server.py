@@ -19,7 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from cluster.api.base.byte_budget import ByteBudget
-from cluster.api.endpoint_picker.certificates import reloading_credentials, self_signed
+from cluster.api.base.certificate_files import grpc_credentials
+from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.exchange import Exchange
 from cluster.api.endpoint_picker.external_scaler import ExternalScaler
 from cluster.api.endpoint_picker.kubernetes import Cluster, PodWatcher
@@ -278,7 +279,7 @@ class PickerServer:
         if config.tls_self_signed:
             credentials = grpc.ssl_server_credentials([self_signed()])
         elif config.tls_key_file is not None and config.tls_cert_file is not None:
-            credentials = reloading_credentials(config.tls_key_file, config.tls_cert_file)
+            credentials = grpc_credentials(config.tls_key_file, config.tls_cert_file)
         else:
             return int(self._grpc.add_insecure_port(address))
         return int(self._grpc.add_secure_port(address, credentials))

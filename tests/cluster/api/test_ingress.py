@@ -1,6 +1,7 @@
 """The servers of a replica."""
 
 import asyncio
+import ssl
 
 import grpc
 import httpx
@@ -8,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api import ingress
+from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.ingress import IngressFailedError
 from tests.cluster.ingress import running_ingress
 
@@ -15,6 +17,11 @@ HALF_SENT = (
     b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b"Content-Length: 1000\r\n\r\n{"
 )
+
+
+async def grpc_status(channel):
+    stub = health_pb2_grpc.HealthStub(channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)).status
 
 
 async def test_a_client_that_does_not_send_its_body_delays_no_stop(
@@ -95,7 +102,40 @@ async def test_a_server_that_ends_makes_the_replica_unhealthy_at_once(
         assert reason in caplog.text
         await own.set_ready(True)
         async with grpc.aio.insecure_channel(served.grpc_address) as channel:
-            status = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest()
-            )
-        assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await grpc_status(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_new_certificate_files_apply_from_the_next_connection_on(tiny_model_dir, tmp_path):
+    paths = {"tls_key_file": tmp_path / "key", "tls_cert_file": tmp_path / "certificate"}
+
+    def write(pair):
+        for path, data in zip(paths.values(), pair, strict=True):
+            path.write_bytes(data)
+
+    def client_that_trusts(pair):
+        context = ssl.create_default_context(cadata=pair[1].decode())
+        keeps_connections = httpx.Limits(keepalive_expiry=None)
+        return httpx.AsyncClient(verify=context, timeout=30, limits=keeps_connections)
+
+    write(first := self_signed())
+    async with (
+        running_ingress(tiny_model_dir, tmp_path, **paths) as served,
+        client_that_trusts(first) as open_client,
+    ):
+        url = f"https://{served.http_url.removeprefix('http://')}/health"
+        assert (await open_client.get(url)).status_code == 200
+        second = self_signed()
+        write((second[0], first[1]))  # half of the files are replaced
+        async with client_that_trusts(first) as client:
+            assert (await client.get(url)).status_code == 200
+        write(second)
+        async with client_that_trusts(second) as client:
+            for _ in range(2):
+                assert (await client.get(url)).status_code == 200
+        credentials = grpc.ssl_channel_credentials(second[1])
+        async with grpc.aio.secure_channel(served.grpc_address, credentials) as channel:
+            assert await grpc_status(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await open_client.get(url)).status_code == 200, "its connection goes on"
+        async with client_that_trusts(first) as client:
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await client.get(url)
