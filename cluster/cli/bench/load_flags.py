@@ -44,10 +44,12 @@ def latency(text: str) -> LatencyName:
 
 def objective(text: str) -> tuple[LatencyName, float]:
     """Parse a latency objective, as NAME:MS. Raises ValueError."""
-    name, _, limit = text.partition(":")
-    if not float(limit or "nan") > 0:
-        raise ValueError("each must be METRIC:MILLISECONDS, such as ttft:200")
-    return latency(name), float(limit)
+    name, _, given = text.partition(":")
+    with suppress(ValueError):
+        if (limit_ms := float(given)) > 0:
+            return latency(name), limit_ms
+    names = ", ".join(LATENCIES)
+    raise ValueError(f"each must be METRIC:MILLISECONDS, such as ttft:200; the metrics are {names}")
 
 
 def flag_field(

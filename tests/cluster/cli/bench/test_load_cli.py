@@ -231,6 +231,7 @@ def test_an_unreachable_service():
         ["--goodput", "ttft"],
         ["--goodput", "speed:3"],
         ["--goodput", "ttft:-1"],
+        ["--goodput", "ttft:soon"],
         ["--percentile-metrics", "ttft,speed"],
         ["--metric-percentiles", "101"],
         ["--random-range-ratio", "1"],
@@ -238,7 +239,10 @@ def test_an_unreachable_service():
     ],
 )
 def test_wrong_usage(bench, service, flags):
-    assert bench(*flags).exit_code == 2
+    result = bench(*flags)
+    assert result.exit_code == 2
+    assert flags[1] in result.stderr
+    assert "could not convert" not in result.stderr
     assert not service.requests
 
 
