@@ -107,7 +107,7 @@ class EngineConfig:
     stream_interval: output tokens to buffer before they are sent, unless the request specifies it;
         the first and the last tokens are sent immediately, and the second message may be shorter.
     async_scheduling: whether a step may be sent to the target before the result of the previous
-        one is collected, after a step without drafts. The target must accept two steps in flight.
+        one is collected. The target must accept two steps in flight.
     adapters: limits of LoRA adapters; None where none can be loaded.
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     deterministic: whether the bits of a token's logits must not depend on the batch, nor on how its

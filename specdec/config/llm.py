@@ -182,8 +182,9 @@ class LLMConfig:
         True,
         BOOLEAN,
         "Schedule the next step while the current one runs. This requires that a draft head on the "
-        "target's ranks makes the drafts, or that the current step has none and those of the next "
-        "step do not depend on its tokens. If a sequence stops, its scheduled step is discarded",
+        "target's ranks makes the drafts, that the current step has none and those of the next "
+        "step do not depend on its tokens, or that method `suffix` guesses its result, where that "
+        "is measured to pay. If a sequence stops, its scheduled step is discarded",
     )
     enable_lora: bool = setting(
         False, BOOLEAN, "Allow LoRA adapters, which requests select by name; docs/lora.md"

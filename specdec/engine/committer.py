@@ -77,7 +77,7 @@ class Committer:
 
         Returns the number of sequences that have tokens.
         """
-        rows, verified, self._head_version, saves = step
+        rows, verified, self._head_version, saves, _ = step
         valid = running(saves)
         self._is_step_in_flight = bool(self._steps)
         self._observes_undrafted = self._speculator.observes_undrafted
@@ -90,7 +90,7 @@ class Committer:
         if saves:
             end_saves(saves, valid, verified, self._blocks)
         self._requests.readmit_restarted()  # the latest snapshots are known now
-        self._speculator.end_step()
+        self._speculator.end_step(step)
         self.drafts.end_step()
         made = [output for _, output in committed if output is not None]
         if len(made) < len(committed):

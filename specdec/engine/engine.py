@@ -88,8 +88,9 @@ class Engine:
             has_adapters=adapters is not None,
         )
         self._scheduler = Scheduler(config, self._blocks, self._counts, seats_of(config, adapters))
+        proposer = proposer or make_proposer(config.speculation)
         self._speculator = Speculator(
-            config.speculation, proposer or make_proposer(config.speculation), policy
+            config.speculation, proposer, policy, begins_ahead=config.async_scheduling
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
         self._drafts = StepDrafts(self._scheduler, self._speculator, self._recorder, clock, config)

@@ -91,8 +91,8 @@ class RowDrafting(NamedTuple):
         where each draft token was the only possible one, or its probability is unknown.
     parents: tree of the drafts, as in `types.drafts.draft_tree`; None for a chain. KV slots are
         consecutive in both. A tree has neither probabilities nor lookahead tokens.
-    by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the draft
-        after it. `StepRow.resolved` selects one of them.
+    by_token: for PENDING_TOKEN after all drafts of the row before, a tuple for each token with a
+        draft: this token, then the draft after it. `StepRow.resolved` selects one of them.
     num_held: for PENDING_TOKEN, maximum number of draft tokens to take from those that the rank's
         head has made after that token. `StepRow.resolved` takes them.
     held_depth: where these may be a tree, most of them that follow each other; 0 for its first path
@@ -180,15 +180,18 @@ class StepRow(NamedTuple):
     ) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft after it.
 
-        position: of the token. held, held_parents: the draft that a head has made after it. The
-        result's num_held and held_depth are what was wanted of these.
+        position: of the token; below the row's own if drafts before it were rejected. held,
+        held_parents: the draft that a head has made after it. The result's num_held and held_depth
+        are what was wanted of these.
         """
         drafting = self.drafting
         if not (drafting.by_token or drafting.num_held):
             # By place, which takes half of the time of `_replace`, in each step for each row.
             return StepRow(self.seq_id, position, (token,), *self[3:])
-        matches = (each[1:] for each in drafting.by_token if each[0] == token)
-        num_held = max(0, min(drafting.num_held, self.max_end - position - 1))
+        by_token = drafting.by_token if position == self.num_computed_tokens else ()
+        num_useful = max(0, self.max_end - position - 1)
+        matches = (each[1 : 1 + num_useful] for each in by_token if each[0] == token)
+        num_held = min(drafting.num_held, num_useful)
         depth = min(drafting.held_depth or num_held, num_held)
         wanted, parents = draft_tree.wanted_part(held, held_parents, num_held, depth)
         draft = next(matches, wanted)

@@ -186,12 +186,7 @@ class Simulation:
 
     def _make_engine(self, model: ModelConfig, tokenizer: Tokenizer) -> Engine:
         choose = self.random.choice
-        has_head = choose((True, False))
-        speculation = SpeculativeConfig.of(
-            choose(("medusa", "eagle3")) if has_head else "ngram",
-            choose((1, 3, 5)),
-            **({"model": "head"} if has_head else {"prompt_lookup_min": 1}),
-        )
+        speculation = self._make_speculation()
         config = engine_config(
             speculation=speculation,
             max_model_len=MAX_MODEL_LEN,
@@ -204,11 +199,20 @@ class Simulation:
             async_scheduling=choose((True, False)),
         )
         self._max_num_seqs = self.target.max_num_seqs = config.max_num_seqs
-        is_scripted = choose((True, False)) and not has_head
+        is_scripted = choose((True, False)) and speculation.method == "ngram"
         proposer = ScriptedProposer(self._draft) if is_scripted else None
         policy = SpeculationPolicy(SpeculationControl("on", 32, 3), lambda: self._now_s)
         return Engine(
             config, model, self.target, tokenizer, proposer, policy, clock=lambda: self._now_s
+        )
+
+    def _make_speculation(self) -> SpeculativeConfig:
+        choose = self.random.choice
+        has_head = choose((True, False))
+        return SpeculativeConfig.of(
+            choose(("medusa", "eagle3")) if has_head else "ngram",
+            choose((1, 3, 5)),
+            **({"model": "head"} if has_head else {"prompt_lookup_min": 1}),
         )
 
     def _draft(self, tokens: Sequence[int], count: int) -> list[int]:

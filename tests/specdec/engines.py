@@ -74,6 +74,11 @@ def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
     return EngineConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def frozen() -> float:
+    """Return the time of a clock that stands: no decision depends on measured times."""
+    return 0.0
+
+
 def local_engine(
     directory: Path,
     config: EngineConfig,
@@ -93,14 +98,17 @@ def local_engine(
     adapters: directories to load before the first request, by name. draft_adapters: those of the
     draft model, likewise.
 
-    Ranks that are threads each run a whole engine; it is deterministic, so they agree.
+    Ranks that are threads each run a whole engine; with a `frozen` clock it is deterministic, so
+    they agree.
     """
     spec = RankModel(
         directory, "float32", config, quantization, kernels=kernels, head=head, options=options
     )
     runner = load_target(spec, group or TensorParallelGroup())
     target = LocalTarget(runner)
-    engine = make_engine(directory, config, target, proposer, policy, drafters=drafters)
+    engine = make_engine(
+        directory, config, target, proposer, policy, clock=frozen, drafters=drafters
+    )
     for name, path in adapters.items():
         load_adapter(engine, name, path, draft=draft_adapters.get(name))
     return engine

@@ -4,7 +4,8 @@ Asynchronous scheduling makes the rows of the next step before the tokens of thi
 in vLLM and SGLang, a worker that already has its next step does not wait while the engine
 commits this one. After a step without drafts, everything about the next step is known except the
 tokens, and those the worker has; an n-gram lookup supplies a draft for each. After a step with
-drafts of a head, the worker also has the positions and the next drafts. If a token ends its
+drafts of a head, the worker also has the positions and the next drafts; after one with drafts of a
+suffix lookup, drafts for likely outcomes, where they pay (`AheadGain`). If a token ends its
 sequence, the result of that sequence's next row is discarded. Waiting sequences join a step that is
 begun ahead as they join any other; `Scheduler.schedule_ahead` and `schedule_beside` decide which.
 """
@@ -43,17 +44,28 @@ from specdec.types.messages import (
 from specdec.types.ranks import Target
 
 
+class StepTime(NamedTuple):
+    """Seconds of a step of the target.
+
+    idle_s: since the result before it, without any step; None where it began while another ran.
+    """
+
+    seconds: float
+    idle_s: float | None
+
+
 class BegunStep(NamedTuple):
     """A step that the target runs.
 
-    head_version: of the head that drafts at its end. is_whole: whether no row was dropped, which
-    the target still has.
+    head_version: of the head that drafts at its end. idle_s: as in StepTime. is_whole: whether no
+    row was dropped, which the target still has.
     """
 
     rows: Rows
     began_at_s: float
     head_version: int
     saves: tuple[Save, ...]
+    idle_s: float | None
     is_whole: bool = True
 
 
@@ -63,7 +75,8 @@ class CollectedStep(NamedTuple):
     rows: Rows
     output: VerifyOutput
     head_version: int
-    saves: tuple[Save, ...] = ()
+    saves: tuple[Save, ...]
+    time: StepTime
 
 
 class StepsInFlight:
@@ -154,17 +167,20 @@ class StepsInFlight:
             rows=sent_rows(rows),
             saves=tuple([(seq.seq_id, snapshot) for seq, snapshot in saves]),
         )
-        self._steps.append(BegunStep(rows, self._clock(), self.head_version, saves))
+        now_s = self._clock()
+        idle_s = None if self._steps else now_s - self._collected_at_s
+        self._steps.append(BegunStep(rows, now_s, self.head_version, saves, idle_s))
         self.target.begin(step)
 
     def collect(self) -> CollectedStep:
         """Wait for the oldest step and return its rows and results."""
         verified = self.target.collect()
-        rows, began_at_s, head_version, saves, _ = self._steps.popleft()
+        rows, began_at_s, head_version, saves, idle_s, _ = self._steps.popleft()
         # A step that began while another ran is timed from the end of that one.
         began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
-        self._recorder.record_verify(self._collected_at_s - began_at_s)
-        return CollectedStep(rows, verified, head_version, saves)
+        time = StepTime(self._collected_at_s - began_at_s, idle_s)
+        self._recorder.record_verify(time.seconds)
+        return CollectedStep(rows, verified, head_version, saves, time)
 
     def head_drafts(self) -> dict[int, HeadDraft]:
         """Return what the ranks have drafted for the rows of the oldest step, by sequence."""
@@ -217,13 +233,15 @@ def schedule_ahead(
     max_model_len: int,
     *,
     holds_drafts: bool,
+    guesses_outcomes: bool = False,
 ) -> list[ScheduledRow]:
     """Return the rows after those in flight; none where they are not known yet.
 
     anticipated: of the rows in flight. holds_drafts: whether the drafts after drafts are held by
-        the target's ranks.
+        the target's ranks. guesses_outcomes: whether they may be guessed.
     """
-    if not _are_predictable(in_flight, max_model_len, holds_drafts=holds_drafts):
+    follows_drafts = holds_drafts or guesses_outcomes
+    if not _are_predictable(in_flight, max_model_len, follows_drafts=follows_drafts):
         return []
     ending = ending_by_length(in_flight, max_model_len)
     with anticipated:
@@ -258,7 +276,7 @@ def rows_ahead(
         return []  # it is reported when the step is scheduled again
 
 
-def _are_predictable(in_flight: Rows, max_model_len: int, *, holds_drafts: bool) -> bool:
+def _are_predictable(in_flight: Rows, max_model_len: int, *, follows_drafts: bool) -> bool:
     """Return whether the next row of each sequence depends on what the target's ranks have alone.
 
     A grammar needs the token for the mask of the next position. Of rows with guesses the engine
@@ -270,7 +288,7 @@ def _are_predictable(in_flight: Rows, max_model_len: int, *, holds_drafts: bool)
         and row.samples
         and (
             seq.constraint is not None
-            or (row.num_guesses and not holds_drafts)
+            or (row.num_guesses and not follows_drafts)
             or seq.reaches_budget(1 + row.draft_depth, max_model_len)
         )
         for seq, row in in_flight

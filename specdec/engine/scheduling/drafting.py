@@ -15,7 +15,8 @@ from specdec.types.messages import StepRow
 class Drafting:
     """The drafts of one step, each by sequence.
 
-    ahead: in place of proposals, for a step whose tokens are pending.
+    ahead: in place of proposals, for a step whose tokens are pending. is_guessed: whether these are
+        for likely outcomes alone.
     num_requested: the draft tokens that were wanted, of a tree its depth. num_left_out: those that
         were not, since they are not worth their rows; None where all are. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
@@ -32,6 +33,7 @@ class Drafting:
     waited_s: float = 0.0
     work: frozenset[AheadWork] = frozenset()
     num_left_out: Mapping[int, int] | None = None
+    is_guessed: bool = False
 
     def resolved(
         self,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections.abc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.scheduling.ahead_gain import AheadGain
+from specdec.engine.scheduling.async_scheduling import CollectedStep
+from specdec.engine.scheduling.decode_run import Rows
 from specdec.engine.scheduling.drafting import NO_DRAFTING, Drafting
 from specdec.engine.scheduling.scheduled_row import ScheduledRow
 from specdec.sequences.decode_rows import RepeatedRows
@@ -16,11 +19,11 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.expected_goodput import GoodputEstimate
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
+    AheadProposer,
     DraftRequest,
     Proposal,
     Proposer,
     SentRow,
-    SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.drafts.draft_decision import (
@@ -54,10 +57,12 @@ class Speculator:
         config: SpeculativeConfig | None,
         proposer: Proposer | None,
         policy: SpeculationPolicy | None,
+        *,
+        begins_ahead: bool = False,
     ) -> None:
         """config: None where drafting is not allowed. proposer: None where nothing drafts.
 
-        policy: None drafts as configured at every load.
+        policy: None drafts as configured at every load. begins_ahead: whether steps may.
         """
         self.policy = policy
         self._config = config
@@ -69,6 +74,10 @@ class Speculator:
         self._has_confidences = config is not None and config.uses_confidences
         self._holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight
+        self._gain: AheadGain | None = None
+        if begins_ahead and isinstance(proposer, AheadProposer) and proposer.guesses_outcomes:
+            self._gain = AheadGain()
+        self._decodes_alone = False  # that step, if it was decided for what it runs
         # Rows of the committed step, by tokens wanted, drafted and accepted, and whether of a tree.
         self._outcomes: Counter[tuple[int, int, int, bool]] = Counter()
         self._observed: list[Sequence] = []  # the sequences of these rows
@@ -178,26 +187,46 @@ class Speculator:
                 proposals[seq.seq_id] = Proposal(seq.seq_id, *base, draft, method=PREDICTION)
         return proposals
 
-    def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
+    def guessed(self, in_flight: Rows) -> Mapping[int, tuple[int, ...]] | None:
+        """Return the drafts in flight, by sequence, where it pays to guess that all are kept."""
+        return None if self._gain is None else self._gain.guessed(in_flight)
+
+    def note_no_guess(self) -> None:
+        """Take note that the step after `guessed` could not begin ahead."""
+        if self._gain is not None:
+            self._gain.note_failure()
+
+    def propose_ahead(
+        self,
+        rows: collections.abc.Sequence[ScheduledRow],
+        guessed: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> Drafting | None:
         """Return the drafts for a step ahead of the one in flight; None where they are not known.
 
         The pending token of a row selects its draft, or the target's ranks have it. A draft model
-        catches up on rows without drafts as it does for any step.
+        catches up on rows without drafts as it does for any step. guessed: as the method returns.
         """
         if not any(row.num_draft_tokens for row in rows):
             return self.take(rows)
-        if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
+        if not isinstance(self._proposer, AheadProposer) or self._config is None:
             return None
         if self._has_confidences:
             return None  # they divide the budget, and arrive with the drafts
+        if self._proposer.guesses_outcomes and guessed is None:
+            return None
         requests = self._requests(rows)
+        if guessed is not None:
+            requests = [
+                each._replace(pending_drafts=guessed.get(each.seq.seq_id, ())) for each in requests
+            ]
         ahead = self._proposer.propose_ahead(requests)
         if ahead is None:
             return None
         by_sequence = {each.seq_id: each for each in ahead}
-        methods = dict.fromkeys(by_sequence, self._config.method)
+        methods = {each.seq_id: each.method or self._config.method for each in ahead}
         trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
-        return Drafting({}, by_sequence, _num_requested(requests), trees, methods=methods)
+        requested, is_guessed = _num_requested(requests), guessed is not None
+        return Drafting({}, by_sequence, requested, trees, methods, is_guessed=is_guessed)
 
     def ahead(
         self,
@@ -259,19 +288,24 @@ class Speculator:
         is_as_decided: False for a step that was begun under another decision than the last one.
         """
         self._drafting = drafting
-        if self.policy is None or not is_as_decided:
+        self._decodes_alone = False
+        if not is_as_decided or (self.policy is None and self._gain is None):
             return
         if isinstance(rows, RepeatedRows):
-            has_prefill = any(len(row.token_ids) > 1 or not row.samples for row in rows.joining)
-            self.policy.begin_step(0, 0, has_prefill=has_prefill)
+            if self.policy is not None:
+                has_prefill = any(len(row.token_ids) > 1 or not row.samples for row in rows.joining)
+                self.policy.begin_step(0, 0, has_prefill=has_prefill)
             return
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
-        if not decoding:
+        self._decodes_alone = len(decoding) == len(rows)
+        if not decoding or self.policy is None:
             return
         requested, num_requested = drafting.num_requested, 0
         if requested:
             num_requested = sum(requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
+        if drafting.is_guessed:
+            num_drafted = num_requested  # the others are not guessed, and wait for no draft model
         # The time of a step with predicted output, whose drafts are longer, is not of its decision.
         is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()
         waited_s = drafting.waited_s if drafting.has_waited else None
@@ -307,9 +341,10 @@ class Speculator:
         if self._length_rule is not None and seq.draft_length is not None and not is_tree:
             seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
-        if self._divides_slots and not is_tree:
+        is_missed = self._drafting.is_guessed and not depth  # no evidence about the sequence
+        if self._divides_slots and not (is_tree or is_missed):
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted, KEPT_EVIDENCE)
-        if self._has_batch_budget:
+        if self._has_batch_budget and not is_missed:
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
             seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
         if self._drafting.num_left_out is not None:  # they count as rejected
@@ -328,8 +363,11 @@ class Speculator:
             return []
         return draft.probabilities(depth)
 
-    def end_step(self) -> None:
+    def end_step(self, step: CollectedStep) -> None:
         """Report to the policy and the proposer that all rows of the step were observed."""
+        if self._gain is not None and self._drafting is not NO_DRAFTING:
+            is_guessed = self._drafting.is_guessed
+            self._gain.end_step(step, is_guessed=is_guessed, decodes_alone=self._decodes_alone)
         if self.policy is not None:
             self._report_outcomes(self.policy)
             self.policy.end_step(lambda: [seq.acceptance for seq in self._observed])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
@@ -86,6 +86,17 @@ class StepDrafts:
             rows = repeat_decodes(in_flight, self._scheduler, self._max_model_len)
             if rows:
                 return rows, NO_DRAFTING
+        may_guess = decision.num_draft_tokens and decision.ahead is DraftAhead.OFF
+        guessed = self._speculator.guessed(in_flight) if may_guess else None
+        rows, drafting = self._planned_ahead(in_flight, decision, guessed)
+        if guessed is not None and not rows:
+            self._speculator.note_no_guess()
+        return rows, drafting
+
+    def _planned_ahead(
+        self, in_flight: Rows, decision: Decision, guessed: Mapping[int, tuple[int, ...]] | None
+    ) -> tuple[Rows, Drafting]:
+        """Return the rows after those in flight, as `rows_ahead` does. guessed: their drafts."""
         anticipated = Anticipated(in_flight)
         scheduled = schedule_ahead(
             in_flight,
@@ -95,11 +106,12 @@ class StepDrafts:
             self._speculator.control,
             self._max_model_len,
             holds_drafts=self._speculator.holds_drafts,
+            guesses_outcomes=guessed is not None,
         )
         drafting: Drafting | None = NO_DRAFTING
         if scheduled and decision.num_draft_tokens:
             eligible = self._eligible(self._seated(scheduled, in_flight))
-            drafting = self._speculator.propose_ahead(eligible)
+            drafting = self._speculator.propose_ahead(eligible, guessed)
             drafting = drafting and _with_left_out(drafting, eligible, decision)
         if drafting is None:
             return [], NO_DRAFTING

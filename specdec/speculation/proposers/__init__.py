@@ -5,6 +5,7 @@ One module a method; `config.speculation.methods` registers them. Running a draf
 """
 
 from specdec.speculation.proposers.base import (
+    AheadProposer,
     AheadWork,
     DraftRequest,
     Proposal,
@@ -20,6 +21,7 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
 
 __all__ = [
+    "AheadProposer",
     "AheadWork",
     "DraftModelProposer",
     "DraftRequest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from specdec.sequences.sequence import Sequence
 from specdec.types.drafts.draft_decision import DraftAhead
@@ -45,6 +45,7 @@ class DraftRequest(NamedTuple):
     max_nodes: most tokens of a tree of that depth, for proposers that draft trees; a chain is
         wanted unless they are more than max_tokens.
     may_wait: whether the step may wait for a draft that is not there yet.
+    pending_drafts: those that are in flight after the sequence's text, for drafts ahead.
     """
 
     seq: Sequence
@@ -53,6 +54,7 @@ class DraftRequest(NamedTuple):
     method: str | None = None
     max_nodes: int = 0
     may_wait: bool = True
+    pending_drafts: tuple[int, ...] = ()
 
     @property
     def wants_tree(self) -> bool:
@@ -106,16 +108,18 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class ProposalAhead:
-    """Drafts for one sequence after its next token, which is not known yet.
+    """Drafts for one sequence after its pending drafts and its next token, which is not known yet.
 
     drafts_by_token: as in RowDrafting, for every token after which there is a draft.
     num_held_drafts, held_depth: as in RowDrafting, where the target's ranks have the draft.
+    method: as in Proposal.
     """
 
     seq_id: int
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
     num_held_drafts: int = 0
     held_depth: int = 0
+    method: str | None = None
 
 
 class SentRow(NamedTuple):
@@ -162,8 +166,30 @@ class Proposer(Protocol):
         """Drop the state of a sequence; an unknown one is no error."""
 
 
+@runtime_checkable
+class AheadProposer(Protocol):
+    """Proposer whose drafts may be known before the step in flight is done.
+
+    guesses_outcomes: whether it drafts for likely outcomes alone; after others `take` might have
+        found a draft.
+    """
+
+    @property
+    def guesses_outcomes(self) -> bool: ...
+
+    def propose_ahead(
+        self, requests: collections.abc.Sequence[DraftRequest]
+    ) -> list[ProposalAhead] | None:
+        """Return what `take` would draft after each token that may come next, or after likely ones.
+
+        Returns None where it cannot be known, or would take too long.
+        """
+
+
 class SynchronousProposer(ABC):
     """Base of proposers that draft synchronously, in microseconds."""
+
+    guesses_outcomes = False
 
     def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
         """Look the drafts up; see Proposer. Some may be empty."""
@@ -180,10 +206,7 @@ class SynchronousProposer(ABC):
     def propose_ahead(
         self, requests: collections.abc.Sequence[DraftRequest]
     ) -> list[ProposalAhead] | None:
-        """Return what `take` would draft after each token that may come next.
-
-        Returns None where it cannot be known, or would take too long.
-        """
+        """See AheadProposer."""
         return None
 
     @abstractmethod

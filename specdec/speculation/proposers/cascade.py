@@ -8,13 +8,15 @@ model would make a long one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.config.speculation.method_config import DraftPlace, MethodConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.speculation.proposers.base import (
+    AheadProposer,
     DraftRequest,
     Proposal,
+    ProposalAhead,
     Proposer,
     ProposerMemory,
     SentRow,
@@ -53,6 +55,11 @@ class CascadeProposer:
         self._stages = tuple(stages)
         self._proposals: dict[int, Proposal] = {}  # of the present step
         self._by_models: set[int] = set()  # sequences with a draft of a model
+        first, *others = (stage.proposer for stage in self._stages)
+        are_models = not any(isinstance(each, AheadProposer) for each in others)
+        self._guesser: AheadProposer | None = None
+        if are_models and isinstance(first, AheadProposer) and first.guesses_outcomes:
+            self._guesser = first
 
     def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Return one proposal a sequence that has drafts or guesses, each with its method."""
@@ -60,6 +67,34 @@ class CascadeProposer:
         for stage in self._stages:
             self._keep(stage, stage.proposer.take(self._left_for(stage, requests)))
         return list(self._proposals.values())
+
+    @property
+    def guesses_outcomes(self) -> bool:
+        """See AheadProposer: as its first stage does, where the others draft on a worker."""
+        return self._guesser is not None
+
+    def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead] | None:
+        """Return the guesses of the first stage where no other would draft; these catch up.
+
+        After the likeliest token of each sequence, that is: there its drafts have the whole length.
+        """
+        first, *others = self._stages
+        if self._guesser is None:
+            return None
+        if any(each.max_tokens and each.method not in (None, first.method) for each in requests):
+            return None
+        found = self._guesser.propose_ahead(_for_stage(first, requests))
+        if found is None:
+            return None
+        depths = {
+            each.seq_id: len(each.drafts_by_token[0]) - 1 for each in found if each.drafts_by_token
+        }
+        if any(depths.get(each.seq.seq_id, 0) < each.max_tokens for each in requests):
+            return None
+        idle = [each._replace(max_tokens=0) for each in requests]
+        for stage in others:
+            stage.proposer.take(_for_stage(stage, idle))
+        return [replace(each, method=first.method) for each in found]
 
     def ahead(self, rows: Sequence[SentRow]) -> None:
         """Pass the rows on to the stages that may draft for them, whichever made their drafts."""
@@ -85,8 +120,7 @@ class CascadeProposer:
         """Return the requests for a stage, with max_tokens 0 where nothing is left to draft."""
         return [
             request._replace(max_tokens=0) if self._is_served(request, stage) else request
-            for request in requests
-            if request.method in (None, stage.method)
+            for request in _for_stage(stage, requests)
         ]
 
     def _is_served(self, request: DraftRequest, stage: Stage) -> bool:
@@ -128,6 +162,10 @@ def make_proposer(
         return TargetHeadProposer(config.drafter)
     stages = [_make_stage(each, draft_model) for each in config.drafters]
     return stages[0].proposer if len(stages) == 1 else CascadeProposer(stages)
+
+
+def _for_stage(stage: Stage, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+    return [each for each in requests if each.method in (None, stage.method)]
 
 
 def load_corpora(proposer: Proposer | None, encode: Encode) -> None:

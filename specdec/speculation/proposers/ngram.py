@@ -185,7 +185,7 @@ class NgramProposer(SynchronousProposer):
         return next((n - 1 for n in lengths if text[follower - n] != text[-n]), most)
 
     def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead] | None:
-        """See SynchronousProposer; None also for texts that are not indexed yet."""
+        """See AheadProposer; None also for texts that are not indexed yet."""
         budget = IngestBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 2))
         proposals: list[ProposalAhead] = []
         num_left = _MAX_DRAFTS_AHEAD

@@ -11,7 +11,7 @@ import collections.abc
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from specdec.speculation.proposers.base import (
     DraftRequest,
     IngestBudget,
     Proposal,
+    ProposalAhead,
     ProposerMemory,
     SynchronousProposer,
 )
@@ -41,6 +42,11 @@ _MAX_NEW_TOKENS = 1024
 outputs. Each costs some 10 µs; a prompt of 30,000 at once would delay all requests by a third of a
 second."""
 
+_MAX_TOKENS_AHEAD = 4
+_MAX_LOOKUPS_AHEAD = 32
+"""Most tokens to look a draft up after, ahead, for a sequence and for a step; each sequence has at
+least one. A lookup takes tens of microseconds."""
+
 _MATCHES_PER_TREE = 8
 """Lengths of matches whose branches fill a tree of drafts; each takes some ten microseconds."""
 
@@ -50,6 +56,9 @@ MAX_NODES = 2**20
 _NODE_BYTES = 170
 MAX_CACHE_BYTES = _NODE_BYTES * MAX_NODES
 """Memory of MAX_NODES nodes; 160 bytes a node and 4 a token were measured."""
+
+_Match = tuple[SuffixTree, Tokens, int]
+"""A tree, the end of a text, and the number of its last tokens that the tree has."""
 
 Tenant = tuple[str, int]
 """The cache_salt and the adapter of requests: only those with the same ones share outputs."""
@@ -65,6 +74,8 @@ class _State:
 
 class SuffixProposer(SynchronousProposer):
     """Proposer of the most frequent continuations, from the sequence itself and earlier outputs."""
+
+    guesses_outcomes = True
 
     def __init__(self, config: SuffixConfig) -> None:
         self._max_depth = config.suffix_decoding_max_tree_depth
@@ -91,9 +102,23 @@ class SuffixProposer(SynchronousProposer):
 
     def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
         """Look the drafts up; text beyond the budget is ingested in later steps."""
-        self.cache.maintain(_MAX_NEW_TOKENS)
-        self._budget = IngestBudget(_MAX_NEW_TOKENS)
+        self._begin_step()
         return super().take(requests)
+
+    def propose_ahead(
+        self, requests: collections.abc.Sequence[DraftRequest]
+    ) -> list[ProposalAhead] | None:
+        """Look drafts up after the pending ones and the likeliest tokens that may follow them.
+
+        No tree is drafted ahead: a token selects a chain.
+        """
+        if any(request.wants_tree for request in requests):
+            return None
+        self._begin_step()
+        count = min(_MAX_TOKENS_AHEAD, max(1, _MAX_LOOKUPS_AHEAD // max(1, len(requests))))
+        return [
+            ProposalAhead(each.seq.seq_id, self._drafts_ahead(each, count)) for each in requests
+        ]
 
     def release(self, seq_id: int) -> None:
         """Drop a sequence's tree, and cache its output if it is finished."""
@@ -102,27 +127,57 @@ class SuffixProposer(SynchronousProposer):
             seq = state.seq
             self.cache.add(_tenant(seq), seq.token_ids[seq.num_prompt_tokens :])
 
+    def _begin_step(self) -> None:
+        self.cache.maintain(_MAX_NEW_TOKENS)
+        self._budget = IngestBudget(_MAX_NEW_TOKENS)
+
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
-        state = self._states.setdefault(seq.seq_id, _State(seq))
         base = seq.num_tokens, seq.token_ids[-1]
-        matches = list(self._matches(state)) if request.max_tokens else []
+        matches = list(self._matches(seq)) if request.max_tokens else []
         if request.wants_tree:
             tokens, parents = self._tree(matches, request)
             return Proposal(seq.seq_id, *base, tokens, parents=parents)
-        drafts = [self._best(*match, request.max_tokens) for match in matches]
-        draft = max(drafts, key=lambda each: each.score, default=NO_CONTINUATION)
-        return Proposal(seq.seq_id, *base, tuple(draft.token_ids))
+        return Proposal(seq.seq_id, *base, self._chain(matches, request.max_tokens))
 
-    def _matches(self, state: _State) -> Iterator[tuple[SuffixTree, Tokens, int]]:
-        """Yield each tree with the text's end and the length of its longest match there."""
+    def _drafts_ahead(self, request: DraftRequest, count: int) -> tuple[tuple[int, ...], ...]:
+        """Return drafts after up to `count` tokens, each with its token first."""
+        seq, pending, most = request.seq, request.pending_drafts, request.max_tokens
+        tokens = self._next_tokens(self._matches(seq, pending), count) if most else ()
+        chains = (
+            (each, *self._chain(self._matches(seq, (*pending, each)), most)) for each in tokens
+        )
+        return tuple(each for each in chains if len(each) > 1)
+
+    def _next_tokens(self, matches: Iterable[_Match], count: int) -> tuple[int, ...]:
+        """Return the `count` most frequent tokens after the longest matches."""
+        found = [
+            tree.branches(place, count, 1, self._min_prob)
+            for tree, context, num_matched in matches
+            if num_matched and (place := tree.find(context[-num_matched:])) is not None
+        ]
+        found.sort(key=lambda each: -each.score)
+        return tuple(dict.fromkeys(token for each in found for token in each.token_ids))[:count]
+
+    def _chain(self, matches: Iterable[_Match], max_tokens: int) -> tuple[int, ...]:
+        """Return the draft with the highest score."""
+        drafts = (self._best(*match, max_tokens) for match in matches)
+        draft = max(drafts, key=lambda each: each.score, default=NO_CONTINUATION)
+        return tuple(draft.token_ids)
+
+    def _matches(self, seq: Sequence, pending: tuple[int, ...] = ()) -> Iterator[_Match]:
+        """Yield each tree with the text's end and the length of its longest match there.
+
+        pending: tokens that may follow the text.
+        """
+        state = self._states.setdefault(seq.seq_id, _State(seq))
         own = state.tree = state.tree or OnlineSuffixTree(self._max_depth)
-        if not self._ingest(state.seq, own):
+        if not self._ingest(seq, own):
             return
-        context = own.token_ids[-self._max_depth :]
-        yield own.tree, context, own.num_matched
-        cached = self.cache.tree(_tenant(state.seq))
-        corpus = self.corpus.trees(state.seq.request.cache_salt)
+        context = (own.token_ids[-self._max_depth :] + array("i", pending))[-self._max_depth :]
+        yield own.tree, context, _num_matched(own.tree, context) if pending else own.num_matched
+        cached = self.cache.tree(_tenant(seq))
+        corpus = self.corpus.trees(seq.request.cache_salt)
         for tree in (*((cached,) if cached is not None else ()), *corpus):
             yield tree, context, _num_matched(tree, context)
 
@@ -150,7 +205,7 @@ class SuffixProposer(SynchronousProposer):
         return best
 
     def _tree(
-        self, matches: list[tuple[SuffixTree, Tokens, int]], request: DraftRequest
+        self, matches: list[_Match], request: DraftRequest
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return tokens and parents of a tree of drafts: branches by score until it is full.
 
@@ -293,7 +348,10 @@ class OutputCache:
 
 def _num_matched(tree: SuffixTree, context: Tokens) -> int:
     """Return the length of the longest suffix of `context` in the tree; it has all shorter ones."""
-    lengths = range(1, min(len(context), tree.max_depth - 1) + 1)
+    longest = min(len(context), tree.max_depth - 1)
+    if tree.find(context[len(context) - longest :]) is not None:  # as often in a copied text
+        return longest
+    lengths = range(1, longest + 1)
     return bisect_left(lengths, True, key=lambda length: tree.find(context[-length:]) is None)
 
 

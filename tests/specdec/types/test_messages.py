@@ -12,14 +12,23 @@ PENDING = StepRow(
     True,
     adapter_id=2,
     drafting=RowDrafting(by_token=((7, 8, 9), (5, 6))),
+    max_end=90,
 )
 
 
 @pytest.mark.parametrize(("token", "drafts"), [(7, (8, 9)), (5, (6,)), (8, ())])
 def test_the_pending_token_selects_its_draft(token, drafts):
     row = PENDING.resolved(10, token)
-    assert row == StepRow(3, 10, (token, *drafts), len(drafts), True, adapter_id=2)
+    assert row == StepRow(3, 10, (token, *drafts), len(drafts), True, adapter_id=2, max_end=90)
     assert (row.known, row.drafts, row.known_end) == ((token,), drafts, 11)
+
+
+@pytest.mark.parametrize(
+    ("position", "max_end", "drafts"), [(10, 13, (8, 9)), (10, 12, (8,)), (10, 10, ()), (9, 90, ())]
+)
+def test_a_draft_follows_all_drafts_before_it_up_to_the_end(position, max_end, drafts):
+    row = PENDING._replace(max_end=max_end).resolved(position, 7)
+    assert (row.num_computed_tokens, row.known, row.drafts) == (position, (7,), drafts)
 
 
 def test_only_a_pending_row_is_resolved():

@@ -25,6 +25,7 @@ from tests.specdec.engines import (
     Transcript,
     draft_model,
     engine_config,
+    frozen,
     make_engine,
     request,
     run,
@@ -53,7 +54,7 @@ PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])
 def engine_on(directory, config, group=None, policy=None, proposer=None):
     runner = load_target(RankModel(directory, "float32", config), group or TensorParallelGroup())
     target = SpiedTarget(runner)
-    return make_engine(directory, config, target, proposer, policy), target
+    return make_engine(directory, config, target, proposer, policy, clock=frozen), target
 
 
 def varied_requests():

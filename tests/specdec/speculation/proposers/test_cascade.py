@@ -11,6 +11,8 @@ from specdec.types.messages import DraftProbs
 from tests.specdec.engines import draft_model
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 
+STORY = [1, 2, 3, 4, 5, 6, 7, 99, 1, 2, 3]
+
 
 class Scripted:
     """A proposer that drafts a fixed token for the sequences in `knows` and records requests."""
@@ -227,3 +229,58 @@ def test_every_stage_receives_the_end_of_a_step():
     cascade.end_step()
     cascade.end_step(is_lost=True)
     assert [each.ended for each in stages] == [[False, True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_ahead"),
+    [([STORY], True), ([STORY, STORY[:7]], False), ([STORY, STORY[:9]], False)],
+    ids=["all", "some", "one short"],
+)
+def test_a_step_begins_ahead_where_the_lookup_drafts_for_all(first, texts, is_ahead):
+    """The draft model receives every sequence, so that it catches up.
+
+    It would draft in place of a short draft of the lookup.
+    """
+    lookup = make_proposer(SpeculativeConfig.of("suffix"))
+    cascade = CascadeProposer([Stage("suffix", lookup), model_stage("draft_model", first)])
+    assert cascade.guesses_outcomes
+    requests = [DraftRequest(sequence(place, text), 3) for place, text in enumerate(texts)]
+    ahead = cascade.propose_ahead(requests)
+    assert (ahead is not None) == is_ahead
+    assert first.asked == ({0: 0} if is_ahead else {})
+    if ahead is not None:
+        [found] = ahead
+        assert found.method == "suffix"
+        assert found.drafts_by_token == ((4, 5, 6, 7),)
+
+
+def test_nothing_is_guessed_for_a_request_that_names_the_draft_model(first):
+    lookup = make_proposer(SpeculativeConfig.of("suffix"))
+    cascade = CascadeProposer([Stage("suffix", lookup), model_stage("draft_model", first)])
+    assert (
+        cascade.propose_ahead([DraftRequest(sequence(0, STORY), 3, method="draft_model")]) is None
+    )
+
+
+def test_ahead_each_stage_receives_its_own_requests(first):
+    second, lookup = Scripted(2, set()), make_proposer(SpeculativeConfig.of("suffix"))
+    stages = [model_stage("draft_model", first), model_stage("other", second)]
+    cascade = CascadeProposer([Stage("suffix", lookup), *stages])
+    methods = [None, "suffix", "other"]
+    requests = [
+        DraftRequest(sequence(place, STORY), 3 if method != "other" else 0, method=method)
+        for place, method in enumerate(methods)
+    ]
+    ahead = cascade.propose_ahead(requests)
+    assert [each.seq_id for each in ahead] == [0, 1]
+    assert (first.asked, second.asked) == ({0: 0}, {0: 0, 2: 0})
+
+
+@pytest.mark.parametrize("second", ["ngram", "suffix"])
+def test_only_cascades_of_a_suffix_lookup_and_a_worker_guess(first, second):
+    lookups = [make_proposer(SpeculativeConfig.of(name)) for name in ("suffix", second)]
+    other_order = CascadeProposer([model_stage("draft_model", first), Stage("suffix", lookups[0])])
+    two_lookups = CascadeProposer([Stage("suffix", lookups[0]), Stage(second, lookups[1])])
+    for cascade in (other_order, two_lookups):
+        assert not cascade.guesses_outcomes
+        assert cascade.propose_ahead([DraftRequest(sequence(0, STORY), 3)]) is None

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.config.speculation.methods import SuffixConfig
+from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.suffix import _MAX_NEW_TOKENS, SuffixProposer
 from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
 
@@ -133,3 +134,49 @@ def test_requests_of_other_tenants_do_not_affect_drafts(asked):
 
     for tenant in range(3):
         assert drafted_for(tenant, others_too=True) == drafted_for(tenant, others_too=False)
+
+
+def ahead(made, *seqs, pending=(), count=7):
+    """Return the drafts of each sequence by the token before them."""
+    requests = [DraftRequest(seq, count, pending_drafts=tuple(pending)) for seq in seqs]
+    proposals = made.propose_ahead(requests)
+    return [{token: tuple(draft) for token, *draft in each.drafts_by_token} for each in proposals]
+
+
+@pytest.mark.parametrize("num_known", [1, 3, 5])
+def test_drafts_ahead_follow_pending_drafts_and_the_likeliest_token(num_known):
+    made, seq = proposer(), sequence(1, [*STORY, 99, *STORY[:num_known]])
+    pending = drafts(made, seq, count=2)[0]
+    [found] = ahead(made, seq, pending=pending, count=3)
+    token = STORY[num_known + len(pending)]
+    seq.token_ids += [*pending, token]
+    assert found == {token: drafts(proposer(), seq, count=3)[0]}
+
+
+def test_drafts_ahead_are_of_earlier_outputs_and_the_most_frequent_tokens():
+    made = proposer()
+    earlier = sequence(1, [0], [1, 2, 30, 31, 32, 1, 2, 40, 41, 42, 1, 2, 30, 31, 33])
+    drafts(made, earlier)
+    end(made, earlier)
+    seq = sequence(2, [99, 1])
+    drafts(made, seq)
+    [found] = ahead(made, seq, pending=[2])
+    assert list(found) == [30, 40]
+    assert found[40] == (41, 42, 1)
+
+
+def test_lookups_ahead_are_limited_and_trees_are_not_drafted_ahead():
+    made = proposer()
+    text = [token for last in range(6) for token in (1, 2, 20 + last, 20 + last, 7)] + [1, 2]
+    assert [len(each) for each in ahead(made, sequence(1, text))] == [4]
+    many = [sequence(number, text) for number in range(2, 34)]
+    assert [len(each) for each in ahead(made, *many)] == [1] * 32
+    assert made.propose_ahead([DraftRequest(many[0], 3, max_nodes=6)]) is None
+
+
+def test_a_text_that_is_ingested_in_parts_has_no_drafts_ahead_before():
+    made = proposer()
+    long = sequence(
+        1, [(7 * i) % 1999 + 20 for i in range(2 * _MAX_NEW_TOKENS)] + STORY + STORY[:2]
+    )
+    assert [ahead(made, long) for _ in range(3)] == [[{}], [{}], [{7: tuple(STORY[3:6])}]]
