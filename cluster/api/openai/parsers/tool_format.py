@@ -221,7 +221,8 @@ def _schema(tool: Tool) -> str:
 
     Overwrite `x-guidance`: a client's options could disable the schema's requirements.
     """
-    parameters, options = enforceable(tool.parameters), _WHITESPACE if tool.is_strict else _LENIENT
+    options = _WHITESPACE if tool.is_strict else _LENIENT
+    parameters = enforceable(tool.parameters, is_lenient=not tool.is_strict)
     return json.dumps({**parameters, "type": "object", "x-guidance": options})
 
 

@@ -91,6 +91,13 @@ def test_errors_do_not_expose_the_library():
     assert str(error).endswith("enforced: no text satisfies it")
 
 
+def test_a_huge_number_does_not_end_the_trial_process(compiler):
+    spec = StructuredOutput(json_schema=f'{{"type":"array","minItems":{10**400}}}')
+    with pytest.raises(InvalidValueError) as caught:
+        compiler.compile(spec)
+    assert "its compilation exceeds" not in str(caught.value)
+
+
 HOSTILE = {
     "exponential regex": {"regex": "(x+x+)+y"},
     "state explosion": {"regex": "(.*a.{40}b.*)+"},

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specdec.text.grammar.json_schema import enforceable
+from specdec.types.sampling.sampling_params import StructuredOutput
 
 ANY_NAME = {"propertyNames": {"type": "string"}}
 RESTRICTS_NOTHING = [
@@ -18,6 +19,8 @@ RESTRICTS_NOTHING = [
     {"dependentSchemas": {}},
     {"format": "int64"},
     {"format": "uri-reference"},
+    {"$schema": "https://json-schema.org/draft-07/schema#"},
+    {"$schema": "https://example.com/dialect"},
 ]
 RESTRICTS = [
     {"propertyNames": {"pattern": "a"}},
@@ -28,6 +31,9 @@ RESTRICTS = [
     {"not": {}},
     {"dependentRequired": {"a": ["b"]}},
     {"format": "date"},
+    {"$schema": "http://json-schema.org/draft-07/schema#"},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+    {"pattern": "^(?!a)"},
 ]
 PLACES = [
     lambda each: each,
@@ -54,6 +60,72 @@ def test_what_restricts_something_stays(place, keyword):
 
 @pytest.mark.parametrize("schema", [DATA, True, 3, "a", None, [], {"properties": 3, "items": 4}])
 def test_data_and_what_is_no_schema_stay(schema):
+    assert enforceable(schema) == schema
+
+
+MAX = 2**63 - 1
+INTEGER = {"type": "integer"}
+REWRITTEN = [
+    ({"minimum": -(2**63), "maximum": MAX}, "9223372036854774000", "9223372036854775808"),
+    ({"exclusiveMinimum": -1.7e308, "maximum": 10**30}, "-5", "null"),
+    ({"minimum": MAX, "maximum": MAX}, "9223372036854776000", "5"),
+    ({**INTEGER, "minimum": 0, "maximum": MAX}, str(MAX), str(MAX + 1)),
+    ({**INTEGER, "minimum": MAX, "maximum": MAX}, str(MAX), str(MAX - 1)),
+    ({**INTEGER, "minimum": -(2**63), "maximum": MAX}, str(MAX), "-9223372036854775809"),
+    ({"type": ["null", "integer"], "minimum": -1e30, "maximum": 2**64 - 1}, str(MAX), "0.5"),
+    ({"minLength": 1.0, "maxLength": 2.0}, '"ab"', '"abc"'),
+    ({"minItems": 1.0}, "[1]", "[]"),
+    ({"$ref": "#/$defs/a<b> [é]", "$defs": {"a<b> [é]": {"const": 1}}}, "1", "2"),
+    ({"$ref": "#/$defs/a%25b", "$defs": {"a%b": {"const": 1}}}, "1", "2"),
+    ({"$ref": "#/$defs/a%b", "$defs": {"a%b": {"const": 1}}}, "1", "2"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "valid", "invalid"), REWRITTEN)
+def test_what_llguidance_does_not_read_is_enforced(compiler, tokenizer, keywords, valid, invalid):
+    kind = {"minLength": "string", "minItems": "array"}
+    types = [name for key, name in kind.items() if key in keywords] or ["number"]
+    schema = json.dumps({"type": types[0], **keywords})
+    grammar = compiler.compile(StructuredOutput(json_schema=schema))
+    for text, is_valid in ((valid, True), (invalid, False)):
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        num_valid = grammar.matcher().num_valid(token_ids)
+        assert (num_valid == len(token_ids)) is is_valid, text
+
+
+NOT_REGULAR = [
+    "^(?!a)",
+    "(?<=a)b",
+    r"\bfoo",
+    r"^(a)\1$",
+    "(?>a)",
+    "(?P=n)",
+    "(?#c)",
+    r"a\Z",
+    r"\cA",
+]
+
+
+@pytest.mark.parametrize("pattern", NOT_REGULAR)
+def test_only_a_lenient_schema_loses_a_pattern_without_grammar(pattern):
+    schema = {"pattern": pattern, "patternProperties": {pattern: {}, "a": {"pattern": pattern}}}
+    schema |= {"additionalProperties": False, "unevaluatedProperties": False}
+    assert enforceable(schema) == schema
+    assert enforceable(schema, is_lenient=True) == {"patternProperties": {"a": {}}}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"a\\b", "^[a-z]+$", "(?:a|b)", "(?i:a)", r"\(?=", "[(?=]x", r"[^]\](?=]", "(?P<n>a)", 3],
+)
+def test_a_lenient_schema_keeps_other_patterns(pattern):
+    schema = {"items": {"pattern": pattern}, "additionalProperties": False}
+    schema["patternProperties"] = {str(pattern): {}}
+    assert enforceable(schema, is_lenient=True) == schema
+
+
+def test_an_anchor_stays():
+    schema = {"$ref": "#é", "items": {"$anchor": "é"}}
     assert enforceable(schema) == schema
 
 
