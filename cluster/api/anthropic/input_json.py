@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Literal
 
 from cluster.api.http.bodies import MAX_JSON_DEPTH
-from cluster.api.openai.parsers.json_span import CONSTANTS, json_or_none
+from cluster.api.openai.parsers.json_span import (
+    CONSTANTS,
+    HIGH_SURROGATE,
+    IN_STRING,
+    escaped,
+    json_or_none,
+)
 
 _TOKEN = re.compile(r'(?P<space>[ \t\r\n]+)|(?P<mark>["{}\[\]:,])|(?P<word>[^ \t\r\n"{}\[\]:,]+)')
-_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_PLAIN = r'\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-_HALF = rf"\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z"
-_IN_STRING = re.compile(
-    rf'(?P<quote>")|(?P<text>(?:[^"\\\x00-\x1f]++|{_PLAIN}|{_HIGH}{_LOW})++)|(?P<half>{_HALF})'
-    rf"|(?P<lone>{_HIGH}|{_LOW})|(?P<invalid>(?s:.))"
-)
-"""Parts of a string; `half` is an escape, or a pair of them, that more text may complete."""
-
 _MAX_WORD_CHARS = 4_300  # the longest integer that Python parses
 _MAX_DEPTH = MAX_JSON_DEPTH - 6  # less the levels above the input in the client's next request
 _ENDS = {"{": "}", "[": "]"}
@@ -49,7 +45,7 @@ class InputWriter:
         text, self._held = self._held + text, ""
         written, place = list[str](), 0
         while place < len(text) and not self._is_complete:
-            found = (_IN_STRING if self._in_string else _TOKEN).match(text, place)
+            found = (IN_STRING if self._in_string else _TOKEN).match(text, place)
             assert found is not None, "every character is in a part"
             place = found.end()
             if place == len(text) and self._may_go_on(found):
@@ -64,7 +60,7 @@ class InputWriter:
             return ""
         held, self._held = self._held, ""
         if self._in_string:
-            written = "\\ufffd" if re.match(_HIGH, held) else ""
+            written = "\\ufffd" if re.match(HIGH_SURROGATE, held) else ""
             return written + self._write("quote", '"') + self._complete()
         return (self._write("word", held) if held else "") + self._complete()
 
@@ -87,7 +83,7 @@ class InputWriter:
             case "lone":
                 return "\\ufffd"
             case "invalid":
-                return json.dumps(part)[1:-1]
+                return escaped(part)
             case "mark":
                 return self._write_mark(part)
         if self._expected not in ("value", "item"):

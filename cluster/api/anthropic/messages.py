@@ -73,7 +73,7 @@ class MessagesBuilder(ResponseBuilder):
         super().__init__([call], None)
         self._is_limited = call is not chat.calls[0]
         self._manages_context = request.context_management is not None
-        self._reader = AnswerReader(chat.reading)
+        self._reader = AnswerReader(chat.reading, escapes=False)  # the writer of the input does
         self.forced_calls = chat.forced_calls
         self._info = chat.info
         self._id = message_id

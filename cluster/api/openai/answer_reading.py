@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.parsers.harmony import ASSISTANT, CHANNEL, HarmonyParser
+from cluster.api.openai.parsers.json_span import EscapedStrings
 from cluster.api.openai.parsers.pieces import (
     AnswerParser,
     CallArguments,
@@ -99,11 +100,15 @@ class AnswerReader:
     num_reasoning_tokens: those up to the end of the reasoning so far, with its marks.
     """
 
-    def __init__(self, reading: AnswerReading) -> None:
-        """Make a reader of an answer that is parsed as `reading` describes."""
+    def __init__(self, reading: AnswerReading, *, escapes: bool = True) -> None:
+        """Make a reader of an answer that is parsed as `reading` describes.
+
+        escapes: whether to escape the strings of arguments where the model did not.
+        """
         self._reading = reading
         self._parser = parser = reading.parser()
         self._separator = parser if isinstance(parser, ReasoningParser | HarmonyParser) else None
+        self._arguments, self._escapes = EscapedStrings(), escapes  # of the last call
         self._num_chars = self._num_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -114,7 +119,9 @@ class AnswerReader:
 
     def resume(self, received: TokenTexts) -> None:
         """Parse what the client has of the answer."""
-        self._feed(received.text, received.lengths, len(received.lengths))
+        pieces = self._feed(received.text, received.lengths, len(received.lengths))
+        for _ in self._wanted(pieces):
+            pass
 
     def read(self, output: EngineOutput) -> list[Piece]:
         """Return the pieces that are complete with an output, without those that are not wanted."""
@@ -122,7 +129,18 @@ class AnswerReader:
         if output.finish_reason is not None:
             is_cut = output.finish_reason is FinishReason.LENGTH
             pieces += self._parser.finish(is_cut=is_cut)
-        return list(self._reading.wanted(pieces))
+        return list(self._wanted(pieces))
+
+    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces for the client, with the strings of arguments escaped."""
+        for piece in self._reading.wanted(pieces):
+            if isinstance(piece, CallStart):
+                self._arguments = EscapedStrings()
+            elif isinstance(piece, CallArguments) and self._escapes:
+                piece = replace(piece, text=self._arguments.feed(piece.text))
+                if not piece.text:  # withheld
+                    continue
+            yield piece
 
     def _feed(self, text: str, lengths: Sequence[int], num_tokens: int) -> list[Piece]:
         pieces = list(self._parser.feed(text))

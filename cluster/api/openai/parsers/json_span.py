@@ -1,10 +1,11 @@
-"""JSON values within a text: where they end, and the arguments of a call in one."""
+"""JSON values within a text: their ends, the arguments of a call, and escapes that are missing."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from cluster.api.openai.parsers.pieces import escape_lone_surrogates, json_text
@@ -12,8 +13,18 @@ from cluster.api.openai.parsers.pieces import escape_lone_surrogates, json_text
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CONSTANTS = {"True": "true", "False": "false", "None": "null", "null": "null"}
 """Python's constants, which models mix in, and null, as JSON."""
+HIGH_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _STRUCTURE = re.compile(r'["{}\[\]]')
-_IN_STRING = re.compile(r'["\\]')
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+_UP_TO_STRING = re.compile(r'[^"]*+(?P<quote>")?')
+_HIGH, _LOW = HIGH_SURROGATE, r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_PLAIN = r'\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+_HALF = rf"\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z"
+IN_STRING = re.compile(
+    rf'(?P<quote>")|(?P<text>(?:[^"\\\x00-\x1f]++|{_PLAIN}|{_HIGH}{_LOW})++)|(?P<half>{_HALF})'
+    rf"|(?P<lone>{_HIGH}|{_LOW})|(?P<invalid>(?s:.))"
+)
+"""Parts of a string; `half` is an escape, or a pair of them, that more text may complete."""
 
 
 class JsonSpan:
@@ -54,7 +65,7 @@ class JsonSpan:
         if self._is_escaped:
             self._is_escaped = False
             return place + 1
-        found = _IN_STRING.search(text, place)
+        found = _QUOTE_OR_ESCAPE.search(text, place)
         if found is None:
             return len(text)
         self._is_escaped = found[0] == "\\"
@@ -63,12 +74,60 @@ class JsonSpan:
         return found.end()
 
 
+class EscapedStrings:
+    """Writer of an object in which some models do not escape what strings of JSON cannot contain.
+
+    Escapes control characters, and backslashes that begin no escape. Other text stays as it is, as
+    does all of a text that is no object.
+    """
+
+    def __init__(self) -> None:
+        self._is_object: bool | None = None
+        self._in_string = False
+        self._held = ""  # the start of an escape
+
+    def feed(self, text: str) -> str:
+        """Add `text` and return what is certain to follow in the object."""
+        if self._is_object is None and (start := text.lstrip()):
+            self._is_object = start.startswith("{")
+        if not self._is_object:
+            return text
+        text, self._held = self._held + text, ""
+        written, place = list[str](), 0
+        while place < len(text):
+            found = (IN_STRING if self._in_string else _UP_TO_STRING).match(text, place)
+            assert found is not None, "every character is in a part"
+            place = found.end()
+            written.append(self._written(found))
+        return "".join(written)
+
+    def _written(self, found: re.Match[str]) -> str:
+        part = found[0]
+        match found.lastgroup:
+            case "quote":
+                self._in_string = not self._in_string
+            case "half":
+                self._held = part
+                return ""
+            case "invalid":
+                return escaped(part)
+        return part
+
+
+def escaped(part: str) -> str:
+    """Return a character of a string as JSON."""
+    return json.dumps(part)[1:-1]
+
+
 def json_or_none(text: str) -> Any:
-    """Parse JSON; return None if it is malformed, also by NaN or an infinite number."""
-    try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return None
+    """Parse JSON, of which an object may have strings that are not escaped.
+
+    Return None if it is malformed, also by NaN or an infinite number.
+    """
+    for write in (str, EscapedStrings().feed):
+        with suppress(ValueError, RecursionError):
+            return json.loads(write(text), parse_constant=_finite, parse_float=_finite)
+    return None
 
 
 def _finite(text: str) -> float:

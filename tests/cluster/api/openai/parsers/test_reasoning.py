@@ -1,6 +1,7 @@
 # Modules: cluster.api.openai.answer_reading
 """Reasoning is separated from the answer, however the text is split."""
 
+import json
 from typing import get_args
 
 import pytest
@@ -13,14 +14,15 @@ from cluster.api.openai.answer_reading import (
 )
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.parsers.harmony import HarmonyParser
-from cluster.api.openai.parsers.pieces import Content, PlainParser, Reasoning
+from cluster.api.openai.parsers.pieces import CallArguments, Content, PlainParser, Reasoning
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser
 from cluster.api.openai.parsers.tool_format import HERMES, TOOL_FORMATS
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.config.serve_config import ReasoningParserName
+from cluster.replica.preprocessor import TokenTexts
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS
+from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS, Output
 from tests.cluster.api.openai.parsers.test_tool_families import read
 
 BODIES = (
@@ -292,6 +294,29 @@ def test_calls_follow_reasoning(family):
     content, reasoning, calls = read(reading.parser(), text)
     assert (content, reasoning) == (OUTPUTS[21].before, "Look up.")
     assert [name for name, _ in calls] == ["get_weather", "time"]
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", HARMONY])
+def test_arguments_are_json_where_the_model_does_not_escape_strings(family):
+    name, write = FAMILIES[family]
+    reasoning = HARMONY if family == HARMONY else None
+    text = write(Output("", (("get_weather", {"city": "A", "unit": "B"}),)))
+    text = text.replace('"A"', '"C:\\users"').replace('"B"', '"\n"')
+    for num_resumed, tokens in (
+        (0, [text]),
+        *((place, [*text]) for place in (0, text.index("C:"))),
+    ):
+        reader = AnswerReader(AnswerReading(use(TOOL_FORMATS[name]), reasoning))
+        received = tokens[:num_resumed]
+        reader.resume(TokenTexts("".join(received), (1,) * num_resumed))
+        pieces = [
+            piece
+            for output in outputs_of([[each] for each in tokens[num_resumed:]])
+            for piece in reader.read(output)
+        ]
+        arguments = "".join(each.text for each in pieces if isinstance(each, CallArguments))
+        begun = '{"city": "' if num_resumed else ""
+        assert json.loads(begun + arguments) == {"city": "C:\\users", "unit": "\n"}
 
 
 def request(**changes):

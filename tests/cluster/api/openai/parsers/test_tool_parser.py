@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.api.openai.parsers.call_syntax import SYNTAXES
-from cluster.api.openai.parsers.json_span import JsonSpan
+from cluster.api.openai.parsers.json_span import EscapedStrings, JsonSpan, json_or_none
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content
 from cluster.api.openai.parsers.tool_parser import ToolCallParser
 
@@ -139,3 +139,27 @@ def test_the_end_of_the_value_does_not_depend_on_the_split(value, rest, size):
 def test_a_truncated_value_is_not_complete(text):
     span = JsonSpan()
     assert (span.feed(text), span.is_complete) == (len(text), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": "x\n\ty\x00", "b":\n[1]}', {"a": "x\n\ty\x00", "b": [1]}),
+        ('{"a": "C:\\dir \\u00e9\\n\\"\\\\"}', {"a": 'C:\\dir é\n"\\'}),
+        ('\n{"a\\\n": "\\é"}', {"a\\\n": "\\é"}),
+        (r'{"a": "C:\users\x \u12 \u12g4 \u00e"}', {"a": r"C:\users\x \u12 \u12g4 \u00e"}),
+        (r'{"a": "\ud83d\ude00 \ud83d\u0041"}', {"a": "\U0001f600 \ud83dA"}),
+    ],
+)
+def test_strings_of_an_object_are_escaped_wherever_it_is_split(text, value):
+    written = EscapedStrings().feed(text)
+    assert json.loads(written) == json_or_none(text) == value
+    for end in range(len(text)):
+        writer = EscapedStrings()
+        assert writer.feed(text[:end]) + writer.feed(text[end:]) == written
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES), st.booleans())
+def test_valid_objects_and_other_texts_stay(value, is_ascii):
+    for text in (json.dumps(value, ensure_ascii=is_ascii, indent=1), 'print("a\n\\d")', ' "\n'):
+        assert EscapedStrings().feed(text) == text
