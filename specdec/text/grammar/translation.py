@@ -38,6 +38,7 @@ _LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MUL
 
 _PANIC = re.compile(r"panic:.*", re.DOTALL)  # llguidance enforces its own limits by assertions
 _INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)
+_EXCERPT = re.compile(r"\n *\d+ \| .*", re.DOTALL)
 _NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
@@ -129,7 +130,8 @@ def _requirement(kind: str) -> str:
 
 
 def plain_reason(reason: str, max_chars: int = 300) -> str:
-    """Return an error message of llguidance on one line, without its internal state."""
+    """Return an error message of llguidance on one line, without its state and the grammar."""
+    reason = _EXCERPT.sub("", reason)
     reason = _PANIC.sub("it is too large", reason)
     reason = _NOTHING_FITS.sub("no text satisfies it", reason)
     return " ".join(_INNER_STATE.sub("", reason).split())[:max_chars]

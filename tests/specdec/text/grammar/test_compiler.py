@@ -98,6 +98,13 @@ def test_a_huge_number_does_not_end_the_trial_process(compiler):
     assert "its compilation exceeds" not in str(caught.value)
 
 
+def test_errors_do_not_repeat_the_grammar(compiler):
+    spec = StructuredOutput(grammar='start: a b\na: %json {"type":"any"}\nb: "x"')
+    with pytest.raises(InvalidValueError) as caught:
+        compiler.compile(spec)
+    assert str(caught.value).endswith("failed to compile JSON schema: Invalid type: any")
+
+
 HOSTILE = {
     "exponential regex": {"regex": "(x+x+)+y"},
     "state explosion": {"regex": "(.*a.{40}b.*)+"},
