@@ -117,6 +117,11 @@ class AnswerReader:
         """Calls that were parsed so far."""
         return self._parser.num_calls
 
+    @property
+    def has_whole_calls(self) -> bool:
+        """Return whether there are calls, and the braces of the last one's arguments are closed."""
+        return self._arguments.is_complete
+
     def resume(self, received: TokenTexts) -> None:
         """Parse what the client has of the answer."""
         pieces = self._feed(received.text, received.lengths, len(received.lengths))

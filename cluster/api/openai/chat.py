@@ -319,7 +319,7 @@ class ChatWriter(ChoiceWriter):
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:
             return "length"
-        return "tool_calls" if self.reader.num_calls > 0 else "stop"
+        return "tool_calls" if self.reader.has_whole_calls else "stop"
 
     def _delta(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Merge the pieces of one output; only the first piece of a call has its id and name."""

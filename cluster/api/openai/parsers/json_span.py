@@ -16,7 +16,7 @@ CONSTANTS = {"True": "true", "False": "false", "None": "null", "null": "null"}
 HIGH_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
-_UP_TO_STRING = re.compile(r'[^"]*+(?P<quote>")?')
+_OUTSIDE = re.compile(r'[^"{}\[\]]*+(?:(?P<quote>")|(?P<open>[{\[])|(?P<close>[}\]]))?')
 _HIGH, _LOW = HIGH_SURROGATE, r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _PLAIN = r'\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
 _HALF = rf"\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z"
@@ -83,8 +83,13 @@ class EscapedStrings:
 
     def __init__(self) -> None:
         self._is_object: bool | None = None
-        self._in_string = False
+        self._in_string, self._depth = False, 0
         self._held = ""  # the start of an escape
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the braces of the object are closed, or the text is no object."""
+        return self._is_object is not None and self._depth <= 0
 
     def feed(self, text: str) -> str:
         """Add `text` and return what is certain to follow in the object."""
@@ -95,7 +100,7 @@ class EscapedStrings:
         text, self._held = self._held + text, ""
         written, place = list[str](), 0
         while place < len(text):
-            found = (IN_STRING if self._in_string else _UP_TO_STRING).match(text, place)
+            found = (IN_STRING if self._in_string else _OUTSIDE).match(text, place)
             assert found is not None, "every character is in a part"
             place = found.end()
             written.append(self._written(found))
@@ -106,6 +111,10 @@ class EscapedStrings:
         match found.lastgroup:
             case "quote":
                 self._in_string = not self._in_string
+            case "open":
+                self._depth += 1
+            case "close":
+                self._depth -= 1
             case "half":
                 self._held = part
                 return ""

@@ -2,6 +2,7 @@
 """Chats over HTTP, down to the engine."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from cluster.api.openai.schemas.chat_schema import ChatCompletion, ChatRequest
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
 from tests.cluster.api.openai.conftest import events
+from tests.cluster.api.openai.family_outputs import FAMILIES, Output
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -302,6 +304,24 @@ async def test_a_call_that_is_cut_leaves_no_beginning_in_the_content():
         choice = writer.choice()
         assert choice["message"]["content"] == content
         assert choice["finish_reason"] == ("length" if reason is FinishReason.LENGTH else "stop")
+
+
+@pytest.mark.parametrize("form", ["hermes", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [('{"who": "river"}', "tool_calls"), ('{"who": "ri', "stop"), ('{"who": {}', "stop")],
+)
+async def test_calls_are_the_reason_only_if_the_last_one_is_complete(form, arguments, reason):
+    request = ChatRequest(**{**CHAT, "tools": [TOOL]})
+    reading = AnswerReading(tool_use(request, TOOL_FORMATS[form], lambda text: False), None)
+    if form == "gpt_oss":
+        reading = replace(reading, reasoning=form)
+    call = FAMILIES[form][1](Output("", (("ask", {}),)))
+    text = f"{call}{call[: call.index('{}')]}{arguments}"
+    output = EngineOutput("r", (1,), text, FinishReason.STOP, 3, 5, SpeculationStats())
+    whole, streamed = (ChatWriter(0, request, reading, None) for _ in range(2))
+    whole.add(output)
+    assert whole.choice()["finish_reason"] == streamed.delta(output)["finish_reason"] == reason
 
 
 async def test_tools_are_in_the_prompt_unless_choice_is_none(http):

@@ -2,6 +2,7 @@
 """OpenAI's own client against the Responses API, and the items of pieces of answers."""
 
 import json
+from unittest.mock import Mock
 
 import httpx2
 import openai
@@ -10,14 +11,17 @@ import pytest_asyncio
 
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.http_app import make_app
+from cluster.api.openai.answer_reading import AnswerReader, AnswerReading
 from cluster.api.openai.logprobs import TokenLogprob
 from cluster.api.openai.parsers.harmony import HarmonyParser
 from cluster.api.openai.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.parsers.tool_families import tool_parser
 from cluster.api.openai.parsers.tool_format import HERMES, Tool
+from cluster.api.openai.responses.builder import ResponsesBuilder
 from cluster.api.openai.responses.output import OutputItems
 from cluster.api.openai.responses.tools import custom_arguments, custom_input
 from cluster.api.openai.schemas.response_items import CustomTool, FunctionTool, placed_tools
+from specdec.types.responses import FinishReason
 from tests.cluster.api.openai.conftest import alone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -133,6 +137,24 @@ async def test_a_call_that_is_cut_is_incomplete():
     items, changes = changes_of(CallStart(0, "ask"), CallArguments(0, '{"a'), is_complete=False)
     assert (items[0].status, items[0].arguments) == ("incomplete", '{"a')
     assert changes[-1][1]["item"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("{}", "completed"), ('{"a', "incomplete"), ('{"a": {}', "incomplete")],
+)
+async def test_a_call_that_the_model_ends_too_early_is_incomplete(arguments, status):
+    builder = ResponsesBuilder.__new__(ResponsesBuilder)
+    parser = tool_parser(HERMES, [Tool("ask", {})])
+    tools = Mock(parser=lambda: parser, identified=lambda start: start)
+    builder._reader = AnswerReader(AnswerReading(tools, None))
+    builder.meter, builder._output = Mock(), OutputItems("r", placed_tools(TOOLS))
+    text = f'<tool_call>{{"name": "ask", "arguments": {arguments}'
+    output = Mock(text=text, text_lengths=(), token_ids=(1,), logprobs=None)
+    output.finish_reason = FinishReason.STOP
+    changes = [*builder._changes(Mock(output=output))]
+    assert changes[-1][1]["item"]["status"] == status
+    assert builder._output.items[0].arguments == arguments
 
 
 @pytest.mark.parametrize("name", ["ask", "patch"])
