@@ -34,7 +34,9 @@ MAX_GBNF_WORK = 16_000_000
 # An unclosed string ends with its line, so that every character is scanned once.
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|#[^\n]*')
 _LARK_LIMITS = re.compile(r"\b(?:max_tokens|stop)\s*=")
-_LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
+_LARK_OPTIONS = r'\[(?:"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|[^\]"/\n])*\]'
+_LARK_START = rf"[?!]*start(?:[ \t]*(?:\.-?\d+|\{{[^}}\n]*\}}|{_LARK_OPTIONS}))*[ \t]*:(?!:=)"
+_LARK_BEGINS = re.compile(rf"^[ \t]*(?:%llguidance\b|{_LARK_START})", re.MULTILINE)
 
 _PANIC = re.compile(r"panic:.*", re.DOTALL)  # llguidance enforces its own limits by assertions
 _INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)

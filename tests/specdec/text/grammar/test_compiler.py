@@ -105,6 +105,12 @@ def test_errors_do_not_repeat_the_grammar(compiler):
     assert str(caught.value).endswith("failed to compile JSON schema: Invalid type: any")
 
 
+@pytest.mark.parametrize("rule", ["start.1", "?start{a}", "start.2[capture] "])
+def test_errors_about_lark_are_those_of_lark(compiler, rule):
+    with pytest.raises(InvalidValueError, match=r"not supported yet$"):
+        compiler.compile(StructuredOutput(grammar=f'{rule}: "a"'))
+
+
 HOSTILE = {
     "exponential regex": {"regex": "(x+x+)+y"},
     "state explosion": {"regex": "(.*a.{40}b.*)+"},

@@ -114,7 +114,9 @@ def test_a_grammar_in_gbnf_and_in_lark(matcher, vocabulary, rng):
         term ::= [0-9] | "(" [0-9]{2} ")" | "\u00e9"
     """
     lark = 'start: term ("+" term)?\nterm: /[0-9]/ | "(" /[0-9]{2}/ ")" | "é"'
-    for grammar in (gbnf, lark):
+    inlined = lark.replace("start", "?start").replace("\nterm", "\n!term")
+    captured = lark.replace("start", '!?start [capture="]"] ')
+    for grammar in (gbnf, lark, inlined, captured):
         for _ in range(20):
             tokens, ended = walk(matcher(grammar=grammar), rng)
             term = r"([0-9]|\([0-9]{2}\)|é)"
@@ -192,6 +194,8 @@ def test_masks_along_any_number_of_tokens(matcher, vocabulary):
         ('start: stop_word "max_tokens=" // stop="x"\nstop_word: /stop=/', True),
         ('start: text\ntext[stop="x"]: /a*/', False),
         ("start: text\ntext[capture, max_tokens = 3]: /a*/", False),
+        ("start[max_tokens=3]: /a*/", False),
+        ('start[stop="]"]: /a*/', False),
         ('root ::= "stop" [stop=]', True),
     ],
 )
