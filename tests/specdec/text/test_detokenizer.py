@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -346,12 +346,14 @@ def test_a_prompt_that_ends_within_a_character_adds_nothing(llama2_like: Tokeniz
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 260), max_size=60), st.randoms(use_true_random=False))
+@example([1, 1, 1, 1, 33, 129], random.Random(0))
 def test_invalid_fallback_bytes_lose_no_text(
     llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
 ) -> None:
     text, _ = detokenize(llama2_like, token_ids, (), rng)
-    # Each time invalid bytes fill the window, up to two extra U+FFFD may be returned.
-    assert len(text) <= len(llama2_like.decode(token_ids)) + 2 * (len(token_ids) // 8)
+    # Each time invalid bytes fill the window, or follow a space with which it begins after five
+    # tokens, up to two extra U+FFFD may be returned.
+    assert len(text) <= len(llama2_like.decode(token_ids)) + 2 * (len(token_ids) // 5)
     shown = iter(text)
     at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
     assert all(char in shown for char in at_once)  # in this order, with others between
