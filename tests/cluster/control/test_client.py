@@ -164,11 +164,7 @@ async def test_a_state_that_is_refused_does_not_end_the_watch(handle, router, ca
 
 
 async def test_reports_are_sent_when_something_changed(link, handle, router):
-    await reported(handle.plane)
-    await asyncio.sleep(0.1)
-    [replica] = (await handle.plane.status()).replicas
-    assert replica.report == router.current
-    assert replica.age_s > 0.03, "an unchanged report was sent again"
+    assert await reported(handle.plane) == [router.current]
     router.current = ReplicaReport("r1", is_ready=True, num_running=1)
     assert await reported(handle.plane, router.current) == [router.current]
 
@@ -253,7 +249,7 @@ async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
     await asyncio.sleep(0.01)
     streams.drain()
     with pytest.raises(NotReadyError, match="draining"):
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 30)
     with pytest.raises(NotReadyError):
         await anext(streams.watch(1))
     assert streams.num_watchers == 0
@@ -298,10 +294,12 @@ async def test_watchers_share_statistics_and_their_encoding():
 
     streams = StatsStreams(statistics)
     watchers = [streams.watch(client.MIN_INTERVAL_S) for _ in range(client.MAX_WATCHERS)]
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     seen = await asyncio.gather(*map(follow, watchers))
+    most = 1 + (loop.time() - began_s) / client.MIN_INTERVAL_S
     assert all(len({*each}) == 4 for each in seen), "a watcher got the same statistics twice"
-    assert numbers["asked"] <= 8
-    assert numbers["encoded"] <= 8
+    assert numbers["encoded"] <= numbers["asked"] <= most
 
 
 async def test_a_watcher_that_leaves_does_not_cancel_the_query_of_others():

@@ -131,11 +131,11 @@ async def test_a_watcher_receives_an_unknown_state_at_once(plane):
 
 
 async def test_a_change_wakes_every_watcher(plane):
-    watchers = [asyncio.create_task(plane.watch((0, None), timeout_s=10)) for _ in range(3)]
+    watchers = [asyncio.create_task(plane.watch((0, None), timeout_s=60)) for _ in range(3)]
     await asyncio.sleep(0.01)
     assert not any(watcher.done() for watcher in watchers)
     changed = await plane.set_speculation(OFF)
-    assert await asyncio.wait_for(asyncio.gather(*watchers), 0.5) == [changed] * 3
+    assert await asyncio.wait_for(asyncio.gather(*watchers), 30) == [changed] * 3
 
 
 async def test_a_watch_without_a_change_times_out(plane):
