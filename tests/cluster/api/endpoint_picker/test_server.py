@@ -3,6 +3,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -89,8 +90,14 @@ async def test_open_streams_are_open_requests():
         await eventually(lambda: not any(e.num_open for e in picker.server.pool.endpoints))
 
 
-async def test_a_picker_that_stops_leaves_open_responses_to_the_proxy():
+async def test_a_picker_that_stops_leaves_open_responses_to_the_proxy(monkeypatch):
     """Its streams end with OK once their requests have an endpoint, which Envoy permits."""
+    accept_s, has_picked = 3600.0, asyncio.Event()
+
+    async def sleep(seconds):
+        await (has_picked.wait() if seconds == accept_s else asyncio.sleep(seconds))
+
+    monkeypatch.setattr(server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     async with picking(FakeReplica()) as picker:
         chosen_before, choosing, relaying = picker.call(), picker.call(), picker.call()
         await chosen(relaying)
@@ -100,9 +107,10 @@ async def test_a_picker_that_stops_leaves_open_responses_to_the_proxy():
         assert (await chosen_before.read()).HasField("request_headers")
         only_requests.request_headers.end_of_stream = False
         await choosing.write(only_requests)
-        stop = asyncio.create_task(picker.server.close(0.2, 5.0))
+        stop = asyncio.create_task(picker.server.close(accept_s, 30.0))
         await eventually_status(picker.channel, READINESS, NOT_SERVING)
         assert isinstance(await picker.pick(), str), "gateways notice it late"
+        has_picked.set()
         await has_ended(chosen_before)
         assert isinstance(await chosen_after_headers(choosing), str)
         await has_ended(choosing)
@@ -160,7 +168,7 @@ async def test_requests_of_a_proxy_that_has_vanished_end(monkeypatch, vanishes):
     An idle proxy that answers pings stays.
     """
     monkeypatch.setattr(server, "_KEEPALIVE_S", 0.1)
-    monkeypatch.setattr(server, "_KEEPALIVE_TIMEOUT_S", 0.1 if vanishes else 30.0)
+    monkeypatch.setattr(server, "_KEEPALIVE_TIMEOUT_S", 1.0 if vanishes else 30.0)
     async with picking(FakeReplica()) as picker, relayed(picker.server.port) as relay:
         port, vanish, to_proxy = relay
         [endpoint] = picker.server.pool.endpoints
