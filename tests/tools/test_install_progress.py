@@ -11,7 +11,7 @@ def test_lines_pass_and_silence_is_reported():
     def lines():
         yield "a\n"
         yield "\n"
-        ended.wait(5)
+        ended.wait(30)
         yield "b\n"
 
     ended, received = threading.Event(), []

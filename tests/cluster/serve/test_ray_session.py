@@ -54,7 +54,7 @@ class FakeServe:
 
     def _await_drained(self, timeout_s):
         self.draining.set()
-        assert self.aborted.wait(10)
+        assert self.aborted.wait(30)
 
     def delete(self, name, _blocking):
         assert not _blocking, "a blocking delete waits a minute for each application"
@@ -93,10 +93,10 @@ def test_a_second_signal_aborts_running_requests(fake_serve):
     fake, abort = fake_serve("a", "b"), threading.Event()
     stopping = threading.Thread(target=RaySession(CONFIG).stop, args=(["a", "b"], 60, abort))
     stopping.start()
-    assert fake.draining.wait(10)
+    assert fake.draining.wait(30)
     assert fake.deleted == []
     abort.set()
-    stopping.join(5)
+    stopping.join(30)
     assert not stopping.is_alive()
     assert fake.drained == [60, 60, 0.0, 0.0]
     assert fake.left == []

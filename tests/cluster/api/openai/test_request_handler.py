@@ -155,13 +155,13 @@ async def test_a_client_that_leaves_waits_for_no_tokenizer():
 
     async def stalled(call):
         try:
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
         except asyncio.CancelledError:
             cancelled.append(call)
             raise
 
     router.detokenize = stalled
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert await status_after(router, body=json.dumps(BODY).encode()) == 499
     assert len(cancelled) == 1
 
