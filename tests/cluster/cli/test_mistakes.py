@@ -31,8 +31,8 @@ from tests.specdec.tiny import tiny_llama_dir
 
 assert mistakes_in_settings, "it adds to the table"
 
-MAX_S = 8.0
-"""For one mistake, of which most take milliseconds."""
+MAX_S = 30.0
+"""For one mistake, of which most take milliseconds on an idle machine."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ OF_MODELS = (
 def test_the_report_of_a_model_names_it_too(function, place, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(place.tmp / "cache"))
     [path] = function(place)
-    result = run_cli("models", "show", str(path))
+    result = run_cli("models", "show", str(path), "--kernels", "torch")
     assert result.exit_code == 2
     lines = [each for each in result.output.splitlines() if re.search(MISTAKES[function], each)]
     assert any(line.startswith(("error: ", "fault  ")) for line in lines)

@@ -33,7 +33,7 @@ def test_closing_exports_the_remaining_traces(monkeypatch):
     tracing = tracing_to(f"http://127.0.0.1:{port}", "tiny", "replica-1")
     begun(tracing).end(101.0, None)
     tracing.close()
-    [of_resource] = collector.received.get(timeout=5).resource_spans
+    [of_resource] = collector.received.get(timeout=30).resource_spans
     resource = {each.key: each.value.string_value for each in of_resource.resource.attributes}
     assert (resource["service.name"], resource["service.instance.id"]) == ("specdec", "replica-1")
     [scope] = of_resource.scope_spans

@@ -256,7 +256,8 @@ async def test_an_answer_makes_five_spans_however_long_it_is(
     decode = made["decode"].attributes
     assert decode["specdec.num_accepted_tokens"] == outputs[-1].speculation.num_accepted_tokens > 0
     assert decode["specdec.draft_s"] > 0
-    assert 0.01 < decode["specdec.verify_s"] < seconds(made["decode"]) + 0.1
+    longest_s = seconds(made["prefill"]) + seconds(made["decode"])  # a step may begin in the former
+    assert 0.01 < decode["specdec.verify_s"] < longest_s
 
 
 async def test_single_tokens_are_not_recorded(replica, unjoined, monkeypatch):

@@ -28,6 +28,8 @@ from cluster.workers.profiling import Profiling
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.reports.profile import OperationTime, ProfileOrder, WorkerProfile
+from tests.clock import Clock
+from tests.waiting import DEADLINE_S, eventually
 
 ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
 
@@ -78,18 +80,21 @@ def take(tmp_path, target, draft, monkeypatch):
 
     def take(order=ORDER, clock=time.monotonic):
         taker._clock = clock
-        return taker.take(order, {"target": target, "draft model": draft}, call)
+        taken = taker.take(order, {"target": target, "draft model": draft}, call)
+        return asyncio.wait_for(taken, DEADLINE_S)
 
     return take
 
 
 async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_path):
-    taken = asyncio.create_task(take(replace(ORDER, timeout_s=60)))
-    await asyncio.sleep(0.05)
+    clock = Clock()
+    taken = asyncio.create_task(take(clock=clock))
+    await eventually(lambda: target.orders and draft.orders)
+    clock.now_s += 0.25
     target.reports = target.profiles(4)
     report = await taken
     assert report.replica_id == "r1"
-    assert report.elapsed_s >= 0.05
+    assert report.elapsed_s == 0.25
     assert [(each.worker, each.rank, each.num_steps) for each in report.workers] == [
         ("target", 0, 4),
         ("target", 1, 4),
@@ -118,25 +123,28 @@ async def test_a_draft_model_that_restarts_is_left_out(take, target, draft):
 
 
 async def test_only_one_runs_and_it_continues_if_its_caller_is_cancelled(take, target):
-    first = asyncio.create_task(take())
-    await asyncio.sleep(0.02)
+    clock = Clock()
+    first = asyncio.create_task(take(clock=clock))
+    await eventually(lambda: target.orders)
     with pytest.raises(OverloadedError, match="a profile is being taken"):
-        await take()
+        await take(clock=clock)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     with pytest.raises(OverloadedError):
-        await take()
-    while (report := await report_if_free(take)) is None:
-        await asyncio.sleep(0.01)
+        await take(clock=clock)
+    clock.now_s += ORDER.timeout_s
+    async with asyncio.timeout(DEADLINE_S):
+        while (report := await report_if_free(take, clock)) is None:
+            await asyncio.sleep(0.01)
     assert target.num_ends == 1
     assert len(report.workers) == 3
 
 
-async def report_if_free(take):
+async def report_if_free(take, clock):
     """Return the report, or None while another profile is being taken."""
     try:
-        return await take()
+        return await take(clock=clock)
     except OverloadedError:
         return None
 

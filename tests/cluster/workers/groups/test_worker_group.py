@@ -140,7 +140,7 @@ def test_a_rank_that_stops_is_noticed_by_the_times_of_earlier_steps(target):
     began_s = time.monotonic()
     with pytest.raises(TargetFailedError, match="did not answer in time"):
         run_step(target, MIN_SAMPLES)
-    assert 0.2 <= time.monotonic() - began_s < 20, "the full limit is 60 s"
+    assert 0.2 <= time.monotonic() - began_s < 50, "the full limit is 60 s"
 
 
 def test_the_end_of_a_rank_is_noticed_by_its_socket_with_the_reason_from_ray(target, monkeypatch):
@@ -157,7 +157,7 @@ def test_the_end_of_a_rank_is_noticed_by_its_socket_with_the_reason_from_ray(tar
     began_s = time.monotonic()
     with pytest.raises(TargetFailedError, match="rank 0 of the model ended: MemoryError"):
         target.collect()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 30
 
 
 def test_a_rank_that_has_closed_its_socket_is_lost_even_if_ray_reports_nothing(target, monkeypatch):
@@ -240,6 +240,7 @@ def test_the_first_prefill_after_decode_steps_has_the_full_limit(target):
 @pytest.fixture
 def drafting(tmp_path, monkeypatch):
     """A supervisor of a draft model, and its groups."""
+    monkeypatch.setattr(worker_group, "_MIN_STEP_TIMEOUT_S", 60.0)
     monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 50)
     groups = []
 
@@ -287,7 +288,7 @@ def test_a_draft_worker_that_ends_is_replaced_before_the_reason_is_known(draftin
         drafts(supervisor, seq)
     groups[0].ranks.is_running.clear()
     groups[0].ranks.end()
-    ends_at_s = time.monotonic() + 3  # the deadline of a step is later
+    ends_at_s = time.monotonic() + 30  # the deadline of a step is later
     while drafts(supervisor, seq) == []:
         assert time.monotonic() < ends_at_s
     assert len(groups) == 2
@@ -301,7 +302,7 @@ def test_drafting_goes_on_when_a_late_draft_has_arrived(drafting):
     groups[0].ranks.is_running.clear()
     assert drafts(supervisor, seq) == []
     groups[0].ranks.is_running.set()
-    ends_at_s = time.monotonic() + 10
+    ends_at_s = time.monotonic() + 30
     while (made := drafts(supervisor, seq)) == []:
         assert time.monotonic() < ends_at_s
     assert made == [(7, 7, 7)]
@@ -317,7 +318,7 @@ def test_a_late_draft_does_not_lengthen_the_patience(drafting):
         groups[0].ranks.is_running.clear()
         assert drafts(supervisor, seq) == []
         groups[0].ranks.is_running.set()
-        ends_at_s = time.monotonic() + 10
+        ends_at_s = time.monotonic() + 30
         while drafts(supervisor, seq) == []:
             assert time.monotonic() < ends_at_s
     num_recorded = sum(map(len, groups[0].patience._seconds.values()))
@@ -331,7 +332,7 @@ def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
     for _ in range(MIN_SAMPLES):
         drafts(supervisor, seq)
     groups[0].ranks.is_running.clear()
-    ends_at_s = time.monotonic() + 10
+    ends_at_s = time.monotonic() + 30
     while drafts(supervisor, seq) == []:
         assert time.monotonic() < ends_at_s
     assert len(groups) == 2
@@ -353,7 +354,7 @@ def test_a_draft_ahead_is_taken_when_it_has_arrived(drafting):
     [drafted] = drafts(supervisor, seq)
     send_ahead(supervisor, seq, drafted)
     seq.token_ids += [*drafted, 9]
-    ends_at_s = time.monotonic() + 10
+    ends_at_s = time.monotonic() + 30
     while (made := take_ahead(supervisor, seq)) == []:
         assert time.monotonic() < ends_at_s
     assert made == [(8, 8)]
@@ -368,7 +369,7 @@ def test_a_draft_ahead_that_has_not_arrived_is_not_waited_for(drafting):
     seq.token_ids += [*drafted, 9]
     began_at_s = time.monotonic()
     assert take_ahead(supervisor, seq) == []
-    assert time.monotonic() - began_at_s < 5.0, "the rank answers in a minute"
+    assert time.monotonic() - began_at_s < 20, "the rank answers after 30 s"
     groups[0].ranks.is_running.set()
     assert take_ahead(supervisor, seq, may_wait=True) == [(8, 8)]
 
@@ -392,7 +393,7 @@ def test_a_worker_that_ends_while_it_drafts_ahead_is_replaced(drafting, monkeypa
     send_ahead(supervisor, seq, drafted)
     groups[0].ranks.end()
     seq.token_ids += [*drafted, 9]
-    ends_at_s = time.monotonic() + 10
+    ends_at_s = time.monotonic() + 30
     while take_ahead(supervisor, seq, may_wait=True) == []:
         assert time.monotonic() < ends_at_s
     assert len(groups) == 2

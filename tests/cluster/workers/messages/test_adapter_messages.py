@@ -103,7 +103,7 @@ def test_a_rank_that_cannot_load_an_adapter_continues(rank, tmp_path):
 
 
 class ThreadRanksWithAdapters(ThreadRanks):
-    """A rank that answers steps and, `delay_s` late, loads; `received` has the kinds of both."""
+    """A rank that answers steps and, while `is_running`, loads; `received` has both kinds."""
 
     fault = ""
 
@@ -118,7 +118,7 @@ class ThreadRanksWithAdapters(ThreadRanks):
                 if not is_for_adapters(frames):
                     self.peer.send(answer_to_target(frames))
                 elif isinstance(order := order_in(frames), AdapterFile):
-                    time.sleep(self.delay_s)
+                    self.is_running.wait(30)
                     self.peer.send(load_report(0, order.adapter_id, self.fault))
         except (PeerGoneError, OSError):
             return
@@ -134,7 +134,7 @@ def group(tmp_path):
 
 
 def loaded(group):
-    ends_at = time.monotonic() + 10
+    ends_at = time.monotonic() + 30
     while (fault := group.collect_adapter_load()) is None:
         assert time.monotonic() < ends_at
         time.sleep(0.01)
@@ -143,12 +143,13 @@ def loaded(group):
 
 def test_a_group_orders_loads_between_steps(group):
     assert isinstance(group, AdapterTarget)
-    group.ranks.delay_s = 0.2
+    group.ranks.is_running.clear()
     group.begin(StepInput(1, (), (), (), ()))
     group.begin_adapter_load(ADAPTER)
     group.begin(StepInput(2, (), (), (), ()))
     assert group.collect_adapter_load() is None
     assert group._extra_s == head_messages.LOADING_S
+    group.ranks.is_running.set()
     assert [group.collect().step_id for _ in range(2)] == [1, 2]
     assert loaded(group) == ""
     assert group._extra_s == 0

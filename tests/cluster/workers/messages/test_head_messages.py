@@ -123,7 +123,7 @@ def test_a_rank_that_cannot_load_a_head_continues(rank, tmp_path):
 
 
 class ThreadRanksWithHead(ThreadRanks):
-    """A rank that answers steps and, `delay_s` late, loads; `received` has the kinds of both."""
+    """A rank that answers steps and, while `is_running`, loads; `received` has both kinds."""
 
     fault = ""
 
@@ -138,6 +138,7 @@ class ThreadRanksWithHead(ThreadRanks):
                 if not is_for_heads(frames):
                     self.peer.send(answer_to_target(frames))
                 elif isinstance(order := order_in(frames), HeadFile):
+                    self.is_running.wait(30)
                     time.sleep(self.delay_s)
                     self.peer.send(LoadReport(0, order.version, self.fault).encode())
         except (PeerGoneError, OSError):
@@ -154,7 +155,7 @@ def group(tmp_path):
 
 
 def loaded(group):
-    ends_at = time.monotonic() + 10
+    ends_at = time.monotonic() + 30
     while (fault := group.collect_head_load()) is None:
         assert time.monotonic() < ends_at
         time.sleep(0.01)
@@ -163,11 +164,12 @@ def loaded(group):
 
 def test_a_group_orders_loads_and_switches_between_steps(group):
     assert isinstance(group, HeadTarget)
-    group.ranks.delay_s = 0.2
+    group.ranks.is_running.clear()
     group.begin(StepInput(1, (), (), (), ()))
     group.begin_head_load(HEAD)
     group.begin(StepInput(2, (), (), (), ()))
     assert group.collect_head_load() is None
+    group.ranks.is_running.set()
     assert [group.collect().step_id for _ in range(2)] == [1, 2]
     assert loaded(group) == ""
     group.switch_head(2)
