@@ -3,7 +3,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from specdec.types.errors import ModelNotFoundError
 from specdec.types.request import ChatMessage
 from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_wheel
 from tests.specdec.tiny import tiny_llama_dir
+from tests.waiting import wait_until
 
 ALIAS = "tiny-model"
 BUILT = f"{ALIAS}-bfloat16-3"  # what it is converted to
@@ -314,7 +314,7 @@ def test_concurrent_calls_convert_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     def slow(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
         began.append(directory)
-        time.sleep(0.3)
+        wait_until(lambda: sum(line.startswith("waiting") for line in lines) == 2)
         convert(gguf, directory, digits, dtype)
 
     monkeypatch.setattr(models_resolve, "convert", slow)
@@ -329,7 +329,6 @@ def test_concurrent_calls_convert_once(tmp_path: Path, monkeypatch: pytest.Monke
         thread.join()
     assert found == [tmp_path / "models" / BUILT] * 3
     assert len(began) == 1
-    assert len([line for line in lines if line.startswith("waiting")]) == 2
 
 
 @pytest.mark.usefixtures("prepared")

@@ -242,14 +242,16 @@ def test_absent_peer_times_out(tmp_path):
 
 def time_out_before_another_rank(rank, size, directory):
     """Rank 1 times out before rank 2 arrives; rank 0 gets the right result or an error."""
-    memory = join(rank, size, directory, timeout_s=0.5 if rank == 1 else 5.0)
-    if rank == 2:
-        time.sleep(2)
+    memory = join(rank, size, directory, timeout_s=0.5 if rank == 1 else 30.0)
+    timed_out = directory / "timed out"
+    while rank == 2 and not timed_out.exists():
+        time.sleep(0.01)
     tensor = torch.arange(1_000_000.0)  # more rounds than slots
     expected = tensor * size
     try:
         memory.all_reduce(tensor)
     except RuntimeError:
+        timed_out.touch()
         return "error"
     return "right" if torch.equal(tensor, expected) else "wrong"
 
