@@ -36,11 +36,13 @@ GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
 def gate(replica):
     """Holds the target after two steps, so that a stream is open until this event is set."""
     gate, collect, left = threading.Event(), replica.target.collect, [None, None]
+    gate.is_reached = threading.Event()
 
     def collect_at_gate():
         if left:
             left.pop()
         else:
+            gate.is_reached.set()
             gate.wait(60)
         return collect()
 
@@ -211,8 +213,9 @@ async def test_a_drain_waits_for_open_streams(replica, front_end, gate):
 
 async def test_a_drain_ends_what_is_left(replica, front_end, gate):
     generation = await begun(front_end.router)
+    await eventually(gate.is_reached.is_set)
     draining = asyncio.create_task(replica.router.drain(0.0))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: replica.router.running_engine().thread._commands)  # that end streams
     gate.set()
     await draining
     with pytest.raises(NotReadyError, match="stopped before the answer was complete"):

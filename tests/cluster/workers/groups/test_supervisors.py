@@ -232,4 +232,4 @@ def test_closing_ends_the_wait_for_another_target(start, workers):
     threading.Thread(target=restart).start()
     wait_until(lambda: workers[0].is_killed)
     supervisor.close()
-    assert ended.wait(5)
+    assert ended.wait(30)
