@@ -100,7 +100,10 @@ def started(monkeypatch):
     monkeypatch.setattr("cluster.workers.groups.target_group.TargetGroup", started.make_target)
     monkeypatch.setattr("cluster.workers.groups.target_group.AdapterGroup", started.make_draft)
     monkeypatch.setattr("cluster.workers.groups.ranks.Ranks.opened", started.make_spares)
-    return started
+    yield started
+    for thread in threading.enumerate():
+        if thread.name == "spare-ranks":  # else it would call the functions of another test
+            thread.join(30)
 
 
 def models_of(directory, speculation, head=None, **settings):
