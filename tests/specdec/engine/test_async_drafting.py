@@ -66,9 +66,9 @@ def async_engine(directory, mode, proposer, k=3, group=None, **changes):
     )
 
 
-def untimed_model(directory, group=None):
+def untimed_model(directory, group=None, **changes):
     """Return a draft model whose plans do not depend on the speed of the machine."""
-    proposer = draft_model(directory, group)
+    proposer = draft_model(directory, group, **changes)
     proposer._ahead.planner.end_step = lambda **_: None
     return proposer
 
@@ -236,7 +236,7 @@ def test_a_lookup_before_the_model_is_continued_too(tiny_model_dir, reference):
     speculation = SpeculativeConfig.of(
         "draft_model", 3, first="ngram", async_drafting="outcomes", prompt_lookup_min=1
     )
-    model = draft_model(tiny_model_dir)
+    model = untimed_model(tiny_model_dir)
     proposer = make_proposer(speculation, model)
     config = engine_config(0, speculation=speculation)
     engine = local_engine(tiny_model_dir, config, proposer=proposer)
@@ -273,7 +273,7 @@ def test_a_draft_model_that_lacks_some_tokens_drafts_ahead(tiny_model_dir, refer
     ids = np.arange(383, dtype=np.int32)
     ids[150:200] = -1
     vocabulary = DraftVocabulary(VocabularyMap(ids, ids.copy(), has_equal_ids=True))
-    proposer = draft_model(tiny_model_dir, vocabulary=vocabulary)
+    proposer = untimed_model(tiny_model_dir, vocabulary=vocabulary)
     engine = async_engine(tiny_model_dir, "outcomes", proposer)
     assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
     assert sum(ahead_counts(proposer).hits.values()) > 10
@@ -294,8 +294,7 @@ def test_drafts_of_a_model_with_another_tokenizer_are_waited_for(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_quantized_copy_of_the_target_drafts_ahead(tiny_model_dir, reference, sampling):
-    proposer = draft_model(tiny_model_dir, quantization="int8")
-    proposer._ahead.planner.end_step = lambda **_: None  # four outcomes, whatever the machine
+    proposer = untimed_model(tiny_model_dir, quantization="int8")
     engine = async_engine(tiny_model_dir, "outcomes", proposer)
     assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
     assert ahead_counts(proposer).hit_rate > 0.6
@@ -307,7 +306,7 @@ def test_drafts_that_are_turned_off_and_on_change_no_token(tiny_model_dir, refer
     speculation = SpeculativeConfig.of("draft_model", 3, async_drafting=mode)
     control = SpeculationControl("on", 100, 3)
     policy = SpeculationPolicy(control, clock, ahead_choices=speculation.ahead_choices)
-    proposer = draft_model(tiny_model_dir)
+    proposer = untimed_model(tiny_model_dir)
     config = engine_config(0, speculation=speculation)
     engine = local_engine(tiny_model_dir, config, None, proposer, policy)
     asked = requests(4, **SAMPLED)
