@@ -47,7 +47,7 @@ class Program:
 
     def end(self):
         """Return the exit code and the lines on standard error."""
-        _, errors = self.command.communicate(timeout=20)
+        _, errors = self.command.communicate(timeout=60)
         return self.command.returncode, (errors or "").splitlines()
 
 
@@ -63,7 +63,7 @@ def cmdline(process):
     return ""
 
 
-def until(condition, timeout_s=20.0):
+def until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -125,4 +125,4 @@ def test_all_attempts_share_one_time_limit(service, monkeypatch):
     began_at = time.monotonic()
     with Client(service.address, timeout_s=0.3) as client, pytest.raises(ClientError):
         list(client.generate_stream("Why?"))
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 30

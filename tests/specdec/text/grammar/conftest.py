@@ -43,7 +43,7 @@ def counted(tokenizer, monkeypatch):
 
     def first_matcher(llguidance_tokenizer, spec):
         calls.append(spec)
-        assert gate.wait(10)
+        assert gate.wait(60)
         return compile_now(llguidance_tokenizer, spec)
 
     monkeypatch.setattr(compiler_module, "first_matcher", first_matcher)
