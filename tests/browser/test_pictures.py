@@ -35,7 +35,6 @@ def picture(tmp_path):
     return write
 
 
-@pytest.mark.timeout(240)
 def test_pictures_of_each_state(fleet, visit, picture):
     sizes = []
     with (

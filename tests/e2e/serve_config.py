@@ -19,7 +19,7 @@ import yaml
 
 from tests.e2e.conftest import RunningService, free_ports
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 200.0
 STOP_TIMEOUT_S = 60.0
 
 

@@ -21,7 +21,7 @@ from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.replica.test_trace_export import Collector
 from tests.e2e.conftest import running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PARENT_ID = "b7ad6b7169203331"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

@@ -10,7 +10,6 @@ from tests.fuzz.run import run
 NUM_OF_FILES = 12
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("index", range(8))
 def test_files_are_accepted_or_refused(tiny_model_dir, tmp_path, index):
     door = file_doors(tiny_model_dir, tmp_path)[index]

@@ -26,7 +26,7 @@ import psutil
 from tests.e2e.conftest import free_ports
 from tests.k8s.rendering import Objects, cluster, of_kind, ray_templates, serve_config
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 200.0
 BIN = Path(sys.executable).parent
 
 KEPT_PATHS = ("/tmp", "/tmp/ray")

@@ -18,7 +18,7 @@ from tests.k8s.rendering import only, ray_templates, render
 from tests.k8s.value_sets import VALUE_SETS
 from tests.specdec.client.certificate import self_signed_certificate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class Plain(BaseHTTPRequestHandler):

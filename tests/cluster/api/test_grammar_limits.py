@@ -63,7 +63,6 @@ async def over_http(served, key, regex):
 DOORS = {"gRPC": over_grpc, "HTTP": over_http}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("key", "limit"), [("", MAX_WAITING_OF_STRANGER), (KEY, MAX_WAITING)])
 async def test_one_grammar_above_the_limit_is_refused(

@@ -56,7 +56,6 @@ def test_a_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     assert [entry.suffix for entry in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_is_not_read_as_a_gguf_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(ModelNotFoundError, match="or GGUF file"):
