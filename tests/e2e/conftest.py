@@ -5,6 +5,7 @@ Each service runs until the last test of this folder: Ray's idle processes take 
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -15,19 +16,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 import psutil
 import pytest
 
 from tests.chaos.traffic import processes
 
-START_TIMEOUT_S = 150.0
+START_TIMEOUT_S = 200.0
 # Speculation on at every load, since goodput would turn it off for a tiny model.
 ALWAYS_DRAFT = [
     "--speculative-config",
     '{"method": "ngram", "policy": "threshold", "speculation_threshold": 256}',
 ]
 STOP_TIMEOUT_S = 45.0
+PORTS = 20_000, 32_000
+
+chance = SystemRandom()  # tests seed the other generator, in several processes
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,21 @@ class RunningService:
 
 
 def free_ports(count: int) -> list[int]:
+    """Return ports that no other worker of this run chooses.
+
+    Linux gives outgoing connections none of them, unless `ip_local_port_range` begins below 32,000.
+    """
+    ports: list[int] = []
+    size = (PORTS[1] - PORTS[0]) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = PORTS[0] + size * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(ports) < count:
+            taken = stack.enter_context(closing(socket.socket()))
+            port = first + chance.randrange(size)
+            with suppress(OSError):
+                taken.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
 
 
 @contextmanager
