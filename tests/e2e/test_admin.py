@@ -12,9 +12,10 @@ import pytest
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
 from specdec.types.sampling.sampling_params import SamplingParams
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
-IN_FORCE_WITHIN_S = 1.0
+IN_FORCE_WITHIN_S = 30.0
+"""`test_control_in_force.py` has the limit of an idle machine."""
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 PROMPT = [5, 6, 7, 8] * 6
 
@@ -73,19 +74,20 @@ def test_speculation_is_toggled_while_streams_run(service, admin):
 
 def test_a_change_over_http_is_visible_over_grpc(service, admin):
     url = f"{service.http_url}/v1/admin/speculation"
-    before = httpx.get(url)
+    before = httpx.get(url, timeout=30)
     change = {"num_speculative_tokens": 2, "updated_by": "ann"}
-    after = httpx.put(url, json=change, headers={"if-match": before.headers["etag"]})
+    match = {"if-match": before.headers["etag"]}
+    after = httpx.put(url, json=change, headers=match, timeout=30)
     assert after.status_code == 200
-    late = httpx.put(url, json=change, headers={"if-match": before.headers["etag"]})
+    late = httpx.put(url, json=change, headers=match, timeout=30)
     assert late.status_code == 412
     assert admin.get_speculation().in_force.num_speculative_tokens == 2
     wait_until(
         lambda: replica(admin).speculation_version == after.json()["version"], IN_FORCE_WITHIN_S
     )
-    wrong = httpx.put(url, json={"threshold": -1})
+    wrong = httpx.put(url, json={"threshold": -1}, timeout=30)
     assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "threshold")
-    log = httpx.get(f"{service.http_url}/v1/admin/audit-log").json()
+    log = httpx.get(f"{service.http_url}/v1/admin/audit-log", timeout=30).json()
     assert log["entries"][0]["updated_by"] == "ann"
 
 
@@ -95,7 +97,7 @@ def test_statistics_are_watched_while_a_stream_runs(service, admin):
         moments = admin.watch(0.2)
         before = next(moments).totals.num_generated_tokens
         client.generate(PROMPT, LONG)
-        wait_until(lambda: next(moments).totals.num_generated_tokens >= before + 40, 5)
+        wait_until(lambda: next(moments).totals.num_generated_tokens >= before + 40, 30)
         fleet = next(moments)
     counts = fleet.status.replicas[0].report.counts
     assert sum(counts.decisions.values()) > 0
@@ -139,6 +141,7 @@ def answers(admin):
         return False
 
 
+@pytest.mark.timeout(500)
 def test_refused_changes_leave_no_traceback_in_the_log(embedded, on_serve):
     """Serve logs one for each exception of a deployment."""
     for service in (embedded, on_serve):

@@ -10,14 +10,16 @@ import grpc
 import httpx
 import pytest
 
+from cluster.api.grpc.status import WRITE_TIMEOUT_S
 from cluster.api.http.connection import MAX_LINGERING_BYTES
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
 from tests.cluster.http_server import connected
 from tests.e2e.conftest import running_service
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 MIB = b" " * 2**20
 CHUNK = b"100000\r\n" + MIB + b"\r\n"
@@ -124,7 +126,7 @@ def test_the_log_has_neither_keys_nor_prompts_nor_answers(with_key):
 
 def log_with(service, line, count):
     """Return the log once it has these lines, which Ray forwards within seconds."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (log := service.log.read_text()).count(line) < count:
         assert time.monotonic() < deadline, log
         time.sleep(0.2)
@@ -163,7 +165,7 @@ def answer_of_ray(port, method, token):
     metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            channel.unary_unary(method)(b"", timeout=2, metadata=metadata)
+            channel.unary_unary(method)(b"", timeout=30, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name
         return "OK"
@@ -187,7 +189,7 @@ async def test_bodies_and_headers_of_400_mib_are_not_read(service, start, part, 
         answer = await client.answer()
     assert client.num_sent < MAX_LINGERING_BYTES + 48 * 2**20
     assert answer == b"" or int(answer.split(b" ")[1]) == status  # the reset may overtake it
-    assert httpx.get(f"{service.http_url}/ready").status_code == 200
+    assert httpx.get(f"{service.http_url}/ready", timeout=30).status_code == 200
 
 
 def test_a_message_above_the_limit_does_not_reach_the_service(service):
@@ -214,7 +216,7 @@ def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
 
 @pytest.fixture(scope="module")
 def unread_streams(embedded, on_serve):
-    """A stream of each ingress that is not read from now on, and the time when they began.
+    """A stream of each ingress that is not read, and the time when all was generated.
 
     Their clients have a small window, and chunks with many log-probabilities fill it.
     """
@@ -227,9 +229,17 @@ def unread_streams(embedded, on_serve):
             channel = stack.enter_context(grpc.insecure_channel(each.grpc_address, options))
             streams.append(InferenceServiceStub(channel).GenerateStream(request))
             assert next(streams[-1]).request_id
+        for each in (embedded, on_serve):
+            wait_until(lambda service=each: not num_running(service))
         yield streams, time.monotonic()
 
 
+def num_running(service):
+    status = httpx.get(f"{service.http_url}/v1/admin/status", timeout=30).json()
+    return sum(each["report"]["num_running"] for each in status["replicas"])
+
+
+@pytest.mark.timeout(500)
 def test_idle_connections_take_no_place_of_probes(embedded, on_serve, unread_streams):
     """Those to both ingresses wait at the same time, and so do the unread streams."""
     services, last = (embedded, on_serve), []
@@ -242,15 +252,16 @@ def test_idle_connections_take_no_place_of_probes(embedded, on_serve, unread_str
                     idle.send(b"GET / HT")
             last.append(idle)
             for path in ("/health", "/ready", "/metrics"):
-                assert httpx.get(service.http_url + path).status_code == 200
+                assert httpx.get(service.http_url + path, timeout=30).status_code == 200
         for idle in last:
             idle.settimeout(20)
             assert idle.recv(1) == b"", "half a request ends after 10 s"
 
 
+@pytest.mark.timeout(500)
 def test_a_stream_that_is_not_read_ends_with_a_status(unread_streams):
-    streams, begun_at_s = unread_streams
-    time.sleep(max(0.0, begun_at_s + 25 - time.monotonic()))
+    streams, generated_at_s = unread_streams
+    time.sleep(max(0.0, generated_at_s + WRITE_TIMEOUT_S + 5 - time.monotonic()))
     for stream in streams:
         with pytest.raises(grpc.RpcError) as caught:
             list(stream)

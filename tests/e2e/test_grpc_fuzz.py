@@ -24,7 +24,7 @@ from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.random_messages import MessageMaker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 NUM_EXAMPLES = int(os.environ.get("SPECDEC_TEST_EXAMPLES", "10000"))
 NUM_AT_ONCE = 8
@@ -257,7 +257,7 @@ def test_a_message_that_is_too_large_is_rejected(embedded, method):
     assert code == "RESOURCE_EXHAUSTED"
 
 
-@pytest.mark.parametrize(("num_messages", "timeout_s"), [(0, 0.5), (2, 5.0)])
+@pytest.mark.parametrize(("num_messages", "timeout_s"), [(0, 0.5), (2, 30.0)])
 def test_a_call_without_exactly_one_message_ends(service, num_messages, timeout_s):
     """Of several messages, only the first one counts.
 

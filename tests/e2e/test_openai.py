@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import openai
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ASKED = {"temperature": 0.0, "max_tokens": 16, "seed": 1}
 USER = [{"role": "user", "content": "Name a colour."}]
@@ -22,8 +23,7 @@ ANIMAL = {
 }
 TOOL = {"type": "function", "function": {"name": "feed", "parameters": ANIMAL}}
 LONG = {"n": 100, "max_tokens": 480, "extra_body": {"ignore_eos": True}}
-"""A request that takes much longer than LEAVES_AFTER_S, also on the tiny model."""
-LEAVES_AFTER_S = 2.0
+"""A request of 48,000 tokens, for which also the tiny model needs much more than a second."""
 ON_SMOLLM2 = [pytest.mark.slow, pytest.mark.model]
 
 
@@ -50,8 +50,8 @@ def model(client):
 
 
 def reports(service):
-    """Sum over the replicas, which report once per second."""
-    status = httpx.get(f"{service.http_url}/v1/admin/status").json()
+    """Return the report of each replica."""
+    status = httpx.get(f"{service.http_url}/v1/admin/status", timeout=30).json()
     return [each["report"] for each in status["replicas"]]
 
 
@@ -265,23 +265,17 @@ def test_a_request_whose_client_disconnects_is_aborted(service, model):
     before = num_generated(service)
     body = {"model": model, "messages": USER, "ignore_eos": True, **LONG}
     del body["extra_body"]
-    with ThreadPoolExecutor(1) as pool:
-        url = f"{service.http_url}/v1/chat/completions"
-        asked = pool.submit(httpx.post, url, json=body, timeout=LEAVES_AFTER_S)
+    headers = {"content-type": "application/json"}
+    with closing(HTTPConnection(httpx.URL(service.http_url).netloc.decode())) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         assert is_running(service)
-        with pytest.raises(httpx.ReadTimeout):
-            asked.result()
     assert is_aborted(service, before)
 
 
 def test_a_deadline_aborts_a_request(client, model, service):
     before = num_generated(service)
-    headers = {"X-Request-Timeout-S": str(LEAVES_AFTER_S)}
-    asked = {"model": model, "messages": USER, **LONG, "extra_headers": headers}
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(client.chat.completions.create, **asked)
-        assert is_running(service)
-        with pytest.raises(openai.APIStatusError) as caught:
-            answer.result()
+    headers = {"X-Request-Timeout-S": "1"}
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(model=model, messages=USER, **LONG, extra_headers=headers)
     assert caught.value.status_code == 504
     assert is_aborted(service, before)

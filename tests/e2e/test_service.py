@@ -22,7 +22,7 @@ from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_params import SamplingParams, SpeculationOptions
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 NUM_TOKENS = 24
 OFF = SpeculationOptions(enabled=False)
