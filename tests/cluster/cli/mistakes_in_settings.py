@@ -20,10 +20,10 @@ def a_context_beyond_the_models(place):
     return [place.tiny, "--max-model-len", "4096"]
 
 
-@mistake(r"lower max_model_len")
-def a_context_beyond_the_memory(place):
+@mistake(r"one sequence of max_model_len needs 12288\.0: raise kv_cache_memory_gib or lower")
+def a_context_beyond_the_cache(place):
     model = place.config(place.copy(), max_position_embeddings=2**30)
-    return [model, "--max-model-len", str(2**24), "--max-num-seqs", "1"]
+    return [model, "--max-model-len", str(2**24), "--kv-cache-memory-gib", "1"]
 
 
 @mistake(r"GiB are free; the KV cache has 100000\.0 of them: lower kv_cache_memory_gib")
