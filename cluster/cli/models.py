@@ -252,8 +252,9 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
     """Return a label and a value for each line of text."""
     config, precision = report.config, report.precision
     size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
-    kept = config.stored_quantization if precision.is_triton and config.stored_weights else None
-    quantization = precision.quantization or (f"{kept} as stored" if kept else "no quantization")
+    is_kept = precision.is_triton and config.stored_weights and config.stored_quantization
+    kept = f"{config.stored_quantization[0]} as stored" if is_kept else "no quantization"
+    quantization = precision.quantization or kept
     kv_dtype = precision.kv_cache_dtype
     part = f" (text model of {config.text_part_of})" if config.text_part_of else ""
     return [

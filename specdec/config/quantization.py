@@ -28,7 +28,7 @@ WEIGHT_BITS: Mapping[QuantizationMethod, float] = MappingProxyType(
 """Bits of a weight of a matrix."""
 
 CheckpointQuantization = Literal[
-    "awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"
+    "awq", "gptq", "fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"
 ]
 """How the weights in the files of a model may be quantized. They stay so on GPUs with kernels for
 them, and are dequantized by loading elsewhere."""

@@ -17,7 +17,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "float16", "float": "float32"},
         "generation_config": {"vllm": "none"},
-        "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
+        "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
         "model_impl": {"vllm": "specdec", "sglang": "specdec"},
         "tool_call_parser": {
             "openai": "gpt_oss",

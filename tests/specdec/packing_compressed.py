@@ -98,15 +98,20 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit floats with two bits of exponent and one of mantissa."""
 
 
-def float4(weight: Tensor, *, is_nvfp4: bool) -> Packed:
+def float4(weight: Tensor, *, is_nvfp4: bool, is_modelopt: bool = False) -> Packed:
+    """is_modelopt: whether NVFP4 is stored as ModelOpt does."""
     groups = weight.unflatten(1, (-1, 16 if is_nvfp4 else 32))
     wanted = groups.abs().amax(-1) / E2M1[-1]
     tensors = {}
     if is_nvfp4:
         divisor = torch.finfo(torch.float8_e4m3fn).max / wanted.max()
         tensors["weight_scale"] = (wanted * divisor).to(torch.float8_e4m3fn)
-        tensors["weight_global_scale"] = divisor.reshape(1)
-        scales = tensors["weight_scale"].float() / divisor
+        if is_modelopt:
+            tensors["weight_scale_2"] = 1 / divisor
+            scales = tensors["weight_scale"].float() * tensors["weight_scale_2"]
+        else:
+            tensors["weight_global_scale"] = divisor.reshape(1)
+            scales = tensors["weight_scale"].float() / divisor
     else:
         exponents = wanted.log2().ceil()
         tensors["weight_scale"] = (exponents + 127).to(torch.uint8)
@@ -114,7 +119,8 @@ def float4(weight: Tensor, *, is_nvfp4: bool) -> Packed:
     scaled = groups / scales[..., None]
     places = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
     codes = (places + 8 * (scaled < 0)).flatten(1)
-    tensors["weight_packed"] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    name = "weight" if is_modelopt else "weight_packed"
+    tensors[name] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     rounded = torch.tensor(E2M1)[places] * torch.where(scaled < 0, -1.0, 1.0)
     return tensors, (rounded * scales[..., None]).flatten(1)
 

@@ -142,9 +142,9 @@ def _check_varied(config: LLMConfig) -> None:
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
     """Raise InvalidValueError for the name of a format that the model's files do not have."""
     named, found = config.quantization, model.stored_quantization
-    if named not in CHECKPOINT_QUANTIZATIONS or named == found:
+    if named not in CHECKPOINT_QUANTIZATIONS or named in found:
         return
-    state = "has no quantized weights" if found is None else f"has weights quantized by {found}"
+    state = f"has weights quantized by {found[0]}" if found else "has no quantized weights"
     limit = f"none, int8, w8a8 or int4: the model {state}; a format of files is detected"
     raise InvalidValueError("quantization", named, limit)
 

@@ -41,7 +41,7 @@ from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.rope import DefaultRope, LongRope, Rope, longest_context, read_rope
-from specdec.models.config.stored_weights import StoredWeights, stored_weights
+from specdec.models.config.stored_weights import StoredWeights, quantization_names, stored_weights
 from specdec.models.config.tied_head import has_own_head
 from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, QkNorm
 from specdec.models.config.transformers_config import TransformersModel, read_transformers_shape
@@ -74,8 +74,8 @@ class ModelConfig:
         differ from each other, whose heads and MLP are then not those of the fields.
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
-    stored_quantization: method by which the weights in the files are quantized, of config.json;
-        None where they are not. stored_weights: their size, where GPUs have kernels for them.
+    stored_quantization: names of the method by which the weights in the files are quantized.
+        stored_weights: their size, where GPUs have kernels for them.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -114,7 +114,7 @@ class ModelConfig:
     varied: VariedLayers | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
-    stored_quantization: str | None = None
+    stored_quantization: tuple[str, ...] = ()
     stored_weights: StoredWeights | None = None
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class ModelConfig:
             sliding_windows=windows,
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
-            stored_quantization=(raw.get("quantization_config") or {}).get("quant_method"),
+            stored_quantization=quantization_names(raw.get("quantization_config")),
             stored_weights=stored_weights(raw.get("quantization_config")),
         )
 

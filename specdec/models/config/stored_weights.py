@@ -43,19 +43,34 @@ def stored_weights(config: Mapping[str, Any] | None) -> StoredWeights | None:
     return None
 
 
+def quantization_names(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names of the method of a `quantization_config`; none without one."""
+    if config is None:
+        return ()
+    method = str(config.get("quant_method"))
+    is_modelopt_fp8 = method == "fp8" and "quant_algo" in config
+    return (method, "modelopt") if is_modelopt_fp8 else (method,)
+
+
 def _compressed(config: Mapping[str, Any]) -> StoredWeights | None:
-    groups = [each.get("weights") or {} for each in (config.get("config_groups") or {}).values()]
-    layout = config.get("format")
-    if len(groups) != 1:
-        return None
-    bits, group = groups[0].get("num_bits", 8), groups[0].get("group_size")
+    """Count the largest bits of the groups of layers; None where one of them is not kept."""
+    found = [
+        _bits_of_group(str(each.get("format") or config.get("format")), each["weights"])
+        for each in (config.get("config_groups") or {}).values()
+        if each.get("weights")
+    ]
+    kept = [each for each in found if each is not None]
+    return StoredWeights(max(kept)) if kept and len(kept) == len(found) else None
+
+
+def _bits_of_group(layout: str, weights: Mapping[str, Any]) -> float | None:
+    bits, group = weights.get("num_bits", 8), weights.get("group_size")
     if layout == "pack-quantized":
-        is_ordered = groups[0].get("actorder") in (None, "weight", "static")
-        return StoredWeights(_with_scales(4, group)) if bits == 4 and is_ordered else None
+        is_ordered = weights.get("actorder") in (None, "weight", "static")
+        return _with_scales(4, group) if bits == 4 and is_ordered else None
     if layout not in ("float-quantized", "int-quantized", "naive-quantized") or bits != 8:
         return None
-    is_symmetric = groups[0].get("symmetric", True)
-    return StoredWeights(_with_scales(8, group or _FP8_GROUP)) if is_symmetric else None
+    return _with_scales(8, group or _FP8_GROUP) if weights.get("symmetric", True) else None
 
 
 def _with_scales(bits: int, group: object) -> float:

@@ -161,7 +161,7 @@ def stored_format(directory: Path) -> WeightFormat | None:
 
 def _log_dequantization(directory: Path) -> None:
     logger.warning(
-        "the quantized weights in %s are dequantized during loading: memory and speed are "
+        "quantized weights in %s are dequantized during loading: memory and speed are "
         "those of the dtype of the service",
         directory,
     )

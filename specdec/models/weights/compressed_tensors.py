@@ -5,10 +5,11 @@ With [out, in] the shape of a weight and p = 32 // bits the values in an integer
 - `weight` int8 or float8 [out, in], or packed: `weight_packed` int32 [out, in / p], the first value
   in the lowest bits, each plus 2^(bits - 1), and `weight_shape` [2]: out, in. Since version 0.20
   values of 3, 5, 6 and 7 bits follow each other without gaps, in [out, in * bits / 32] integers;
-- `weight_scale`: one for the matrix [1], for each output [out, 1], for each group of inputs
-  [out, groups], or for each block [out / rows, in / columns], rounded up;
-- `weight_zero_point`, if the quantization is not symmetric: of the shape of the scales, or packed
-  as the weights are, along the outputs: int32 [out / p, groups];
+- `weight_scale`: one for the matrix [1], for each output [out, 1] or [out], for each group of
+  inputs [out, groups], or for each block [out / rows, in / columns], rounded up;
+- `weight_zero_point`, if the quantization is not symmetric: of the shape of the scales, where
+  [out, 1] and [out] are alike, or packed as the weights are, along the outputs: int32
+  [out / p, groups];
 - `weight_g_idx` int32 [in], the group of each input, if they are permuted by activation order; -1
   for each if they turned out not to be.
 """
@@ -45,7 +46,7 @@ from specdec.types.errors import UnsupportedModelError
 
 _BYTES, _INDICES = ("I8", "F8_E4M3", "F8_E5M2"), ("I32", "I64")
 
-_PACKED = "pack-quantized"
+PACKED = "pack-quantized"
 _PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
 _FP4 = {"nvfp4-pack-quantized": True, "mxfp4-pack-quantized": False}
 """Formats of 4-bit floats; True for NVFP4, False for MXFP4."""
@@ -55,17 +56,27 @@ _FP4 = {"nvfp4-pack-quantized": True, "mxfp4-pack-quantized": False}
 class CompressedTensors:
     """A WeightFormat: integers, packed or not, or 8-bit floats.
 
-    bits: of a packed value. group_size: inputs that share a scale; None where scales are not by
-    group. block: outputs and inputs that share a scale; None where scales are not by block.
-    is_symmetric: whether weights may lack zero points. is_reordered: whether they may not lack the
-    group of each input.
+    format, type: as in config.json; the tensors decide how they are read. bits: of a packed value.
+    group_size: inputs that share a scale; None where scales are not by group. block: outputs and
+    inputs that share a scale; None where scales are not by block. is_symmetric: whether weights may
+    lack zero points. is_reordered: whether they may not lack the group of each input.
     """
 
+    format: str
+    type: str
     bits: int
     group_size: int | None
     block: tuple[int, int] | None
     is_symmetric: bool = True
     is_reordered: bool = False
+
+    def __str__(self) -> str:
+        """Return the keys that describe it."""
+        return (
+            f"format {self.format}, type {self.type}, num_bits {self.bits}, "
+            f"group_size {self.group_size}, block_structure {self.block}, "
+            f"symmetric {self.is_symmetric}, actorder {self.is_reordered}"
+        )
 
     def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
@@ -96,22 +107,43 @@ class CompressedTensors:
             ]
         return (*codes, *self._scale_parts(tensors, name, shape))
 
+    def reading(
+        self, tensors: HeaderSource, name: str, shape: tuple[int, ...]
+    ) -> tuple[object, ...]:
+        """Return what decides how the tensors of a weight are read.
+
+        Raises UnsupportedModelError where one is missing or does not fit.
+        """
+        self.parts(tensors, name, shape)
+        bits = None if name in tensors else self.bits
+        if tensors.shape(sibling(name, "weight_scale")) in ONE_SCALE:
+            return (bits,)
+        sizes = self.block or (1, self.group_size or shape[1])
+        return bits, self.block is None, *map(min, sizes, shape)
+
     def _scale_parts(
         self, tensors: HeaderSource, name: str, shape: tuple[int, ...]
     ) -> Iterator[str]:
         """Yield the names of the tensors beside the codes."""
-        shapes = self._scale_shapes(shape)
-        yield require_tensor(tensors, sibling(name, "weight_scale"), SCALES, *shapes)
+        scales = sibling(name, "weight_scale")
+        yield require_tensor(tensors, scales, SCALES, *self._scale_shapes(shape))
         zeros, index = sibling(name, "weight_zero_point"), sibling(name, "weight_g_idx")
         if zeros in tensors or not self.is_symmetric:
-            out, groups = shape[0], shapes[-1][-1] if shapes[-1] else 1
-            words = -(-out // self._per_integer), _num_dense_words(out, self.bits)
-            packed = tuple((each, groups) for each in words)
-            is_packed = tensors.dtype(zeros) == "I32" and name not in tensors
-            expected = (*packed, *shapes) if is_packed else shapes
+            out, expected = shape[0], list(self._alike(tensors.shape(scales)))
+            is_packed = tensors.dtype(zeros) == "I32" and name not in tensors and self.block is None
+            if is_packed and tensors.shape(scales) not in ONE_SCALE:
+                words = -(-out // self._per_integer), _num_dense_words(out, self.bits)
+                expected += [(each, _num_groups(tensors, name)) for each in words]
             yield require_tensor(tensors, zeros, (*FLOATS, *_BYTES, *_INDICES, "U8"), *expected)
         if index in tensors or self.is_reordered:
             yield require_tensor(tensors, index, _INDICES, (shape[1],))
+
+    def _alike(self, scales: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of tensors that are read as scales of this shape are."""
+        if scales in ONE_SCALE:
+            return ONE_SCALE
+        is_by_output = self.block is None and scales[1:] in ((), (1,))
+        return (scales[:1], (scales[0], 1)) if is_by_output else (scales,)
 
     def _scale_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the shapes that scales may have."""
@@ -119,7 +151,7 @@ class CompressedTensors:
             return ((num_groups(shape[0], self.block[0]), num_groups(shape[1], self.block[1])),)
         if self.group_size is not None:
             return ((shape[0], num_groups(shape[1], self.group_size)),)
-        return (*ONE_SCALE, (shape[0], 1))
+        return (*ONE_SCALE, (shape[0],), (shape[0], 1))
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
@@ -175,10 +207,9 @@ class CompressedTensors:
         stored = sibling(name, "weight_zero_point")
         if stored not in tensors:
             return None
-        scales = tensors.shape(sibling(name, "weight_scale"))
-        if tensors.shape(stored) == scales:
+        if tensors.shape(stored) in self._alike(tensors.shape(sibling(name, "weight_scale"))):
             return self._by_place(tensors, name, "weight_zero_point", rows, cols)
-        is_dense, groups = self._is_dense(tensors, name), range(scales[1])
+        is_dense, groups = self._is_dense(tensors, name), range(_num_groups(tensors, name))
         of_groups = self._window(tensors, stored, groups, rows, is_dense=is_dense, dim=0).t()
         return of_groups[:, self._group_index(tensors, name, cols)]
 
@@ -205,8 +236,10 @@ class CompressedTensors:
             across = groups_of(cols, self.block[1], in_features)
             found = tensors.slice(stored, as_slice(down.held), as_slice(across.held)).float()
             return found[down.index][:, across.index]
-        found = tensors.slice(stored, as_slice(rows), slice(None)).float()
-        return found if shape[1] == 1 else found[:, self._group_index(tensors, name, cols)]
+        found = tensors.slice(stored, as_slice(rows), *[slice(None)] * (len(shape) - 1)).float()
+        if shape[1:] in ((), (1,)):
+            return found.reshape(-1, 1)
+        return found[:, self._group_index(tensors, name, cols)]
 
     def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
         """Return the group of each input, [len(cols)]."""
@@ -215,7 +248,7 @@ class CompressedTensors:
             stored in tensors
             and (index := tensors.slice(stored, as_slice(cols)).long()).ge(0).all()
         ):
-            groups = tensors.shape(sibling(name, "weight_scale"))[-1]
+            groups = _num_groups(tensors, name)
             if not index.lt(groups).all():
                 raise UnsupportedModelError(f"{stored} must have groups from 0 to {groups - 1}")
             return index
@@ -223,26 +256,28 @@ class CompressedTensors:
         return positions // self.group_size if self.group_size else torch.zeros_like(positions)
 
 
-def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | PackedFp4 | None:
-    """Return the layout of a `quantization_config`; None for one that is not supported.
+def compressed_tensors(config: Mapping[str, Any]) -> tuple[CompressedTensors | PackedFp4, ...]:
+    """Return the layouts of a `quantization_config`, which differ by groups of layers.
 
-    Raises UnsupportedModelError for groups of layers with different layouts.
+    None of them where one is not supported.
     """
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
-    is_changed, layout = sparsity != "dense" or config.get("transform_config"), config.get("format")
-    if is_changed or layout not in (_PACKED, *_PLAIN, *_FP4):
-        return None
-    weights = [each.get("weights") for each in (config.get("config_groups") or {}).values()]
-    found = {_layout(each) for each in weights}
-    if len(found) > 1:
-        raise UnsupportedModelError(
-            "weights quantized by compressed-tensors with a layout for each group of layers are "
-            "not supported; config_groups must have equal weights"
-        )
-    if layout in _FP4:
-        return PackedFp4(_FP4[layout])
-    parts = found.pop() if found else CompressedTensors(8, None, None)
-    return None if layout == _PACKED and not 2 <= parts.bits <= 8 else parts
+    if sparsity != "dense" or config.get("transform_config"):
+        return ()
+    groups = (config.get("config_groups") or {}).values()
+    described = [each for each in groups if each.get("weights")] or [{}]
+    layouts = [
+        _layout(str(each.get("format") or config.get("format")), each.get("weights") or {})
+        for each in described
+    ]
+    found = tuple(each for each in dict.fromkeys(layouts) if each is not None)
+    return found if None not in layouts else ()
+
+
+def _num_groups(tensors: HeaderSource, name: str) -> int:
+    """Return the groups of inputs that a weight has scales for."""
+    shape = tensors.shape(sibling(name, "weight_scale"))
+    return shape[1] if len(shape) > 1 else 1
 
 
 def _num_dense_words(num_values: int, bits: int) -> int:
@@ -250,12 +285,18 @@ def _num_dense_words(num_values: int, bits: int) -> int:
     return -(-num_values * bits // 32)
 
 
-def _layout(weights: Mapping[str, Any] | None) -> CompressedTensors:
-    """Return the layout of the weights of a group of layers."""
-    weights = weights or {}
+def _layout(kind: str, weights: Mapping[str, Any]) -> CompressedTensors | PackedFp4 | None:
+    """Return the layout of the weights of a group of layers; None for one that is not supported."""
+    if kind in _FP4:
+        return PackedFp4(_FP4[kind])
+    bits = count(weights, "num_bits", 8)
     group_size, block = weights.get("group_size"), "block_structure"
+    if kind not in _PLAIN and not (kind == PACKED and 2 <= bits <= 8):
+        return None
     return CompressedTensors(
-        count(weights, "num_bits", 8),
+        kind,
+        str(weights.get("type") or "int"),
+        bits,
         None if group_size in (None, -1) else count(weights, "group_size"),
         None if weights.get(block) is None else block_sizes(weights, block),
         is_symmetric=weights.get("symmetric") is not False,

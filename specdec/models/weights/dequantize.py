@@ -7,7 +7,7 @@ stored tensors that are needed. The layout is given by `quantization_config` in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,12 @@ from torch import Tensor
 from specdec.config.json_values import count
 from specdec.models.weights.awq_gptq import Awq, Gptq
 from specdec.models.weights.bitsandbytes import BitsAndBytes
-from specdec.models.weights.compressed_tensors import block_sizes, compressed_tensors
+from specdec.models.weights.compressed_tensors import (
+    CompressedTensors,
+    block_sizes,
+    compressed_tensors,
+)
+from specdec.models.weights.fp4 import ModelOptFp4
 from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.tensor_headers import (
@@ -31,11 +36,15 @@ from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = (
     "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (packed or 8-bit integers, "
-    "float8, nvfp4, mxfp4), bitsandbytes (nf4, fp4, int8), mxfp4 (experts of GPT-OSS)"
+    "float8, nvfp4, mxfp4, also mixed), modelopt (float8, nvfp4, also mixed), bitsandbytes (nf4, "
+    "fp4, int8), mxfp4 (experts of GPT-OSS)"
 )
 
 _GPTQ_VERSIONS = {"gptq": 1, "gptq_v2": 0}
 """Offset of the zero points in each version of the layout."""
+
+_MODELOPT = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
+"""Algorithms of ModelOpt that store weights as NVFP4, or some layers so and others as float8."""
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
@@ -127,6 +136,71 @@ class Float8:
         return sibling(name, "weight_scale_inv")
 
 
+@dataclass(frozen=True)
+class SeveralLayouts:
+    """Layouts for different layers: a weight has the one that its tensors are of.
+
+    Their types and shapes decide, and not the patterns of names in config.json. A weight whose
+    tensors are of several layouts, which would read them differently, is refused.
+    """
+
+    layouts: tuple[WeightFormat, ...]
+
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
+        """See WeightFormat."""
+        return any(each.holds(tensors, name) for each in self.layouts)
+
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        return self.layout_of(tensors, name).shape(tensors, name)
+
+    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See WeightFormat."""
+        return self._fitting(tensors, name, lambda _: shape).parts(tensors, name, shape)
+
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
+        """See WeightFormat."""
+        return self.layout_of(tensors, name).read(tensors, name, rows, cols)
+
+    def layout_of(self, tensors: TensorSource, name: str) -> WeightFormat:
+        """Return the layout of a quantized weight. Raises UnsupportedModelError without one."""
+        return self._fitting(tensors, name, lambda layout: layout.shape(tensors, name))
+
+    def _fitting(
+        self, tensors: HeaderSource, name: str, shape: Callable[[WeightFormat], tuple[int, ...]]
+    ) -> WeightFormat:
+        """Return the layout that the tensors of a weight fit."""
+        found: dict[object, WeightFormat] = {}
+        faults: list[str] = []
+        for layout in self.layouts:
+            if layout.holds(tensors, name):
+                try:
+                    found.setdefault(_reading(layout, tensors, name, shape(layout)), layout)
+                except UnsupportedModelError as error:
+                    faults.append(str(error))
+        if not found:
+            raise UnsupportedModelError("; or ".join(dict.fromkeys(faults)))
+        if len(found) > 1:
+            raise UnsupportedModelError(
+                f"the tensors of {name} fit several layouts that read them differently: "
+                f"{'; and '.join(map(str, found.values()))}"
+            )
+        return next(iter(found.values()))
+
+
+def _reading(
+    layout: WeightFormat, tensors: HeaderSource, name: str, shape: tuple[int, ...]
+) -> object:
+    """Return what is equal for layouts that read a weight's tensors alike.
+
+    Raises UnsupportedModelError where these do not fit.
+    """
+    if isinstance(layout, CompressedTensors):
+        return layout.reading(tensors, name, shape)
+    layout.parts(tensors, name, shape)
+    return layout
+
+
 def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
     """Return the layout of a `quantization_config`; None without one.
 
@@ -156,8 +230,10 @@ def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
         return GptOssExperts()
     if method == "bitsandbytes" and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         return BitsAndBytes()
-    if method == "compressed-tensors" and (found := compressed_tensors(config)) is not None:
-        return found
+    if method == "modelopt" and config.get("quant_algo") in _MODELOPT:
+        return SeveralLayouts((ModelOptFp4(), Float8(None)))
+    if method == "compressed-tensors" and (found := compressed_tensors(config)):
+        return found[0] if len(found) == 1 else SeveralLayouts(found)
     kind = config.get("format") or config.get("checkpoint_format") or config.get("quant_algo")
     parts = (method, bits and f"{bits} bits", kind)
     described = " ".join(str(part) for part in parts if part)

@@ -6,11 +6,13 @@ Microscaling Formats, version 1.0), NVFP4 a float8 for each 16 and a divisor for
 
 compressed-tensors stores a layer as `weight_packed` uint8 [out, in / 2] and `weight_scale`, float8
 [out, in / 16] or uint8 [out, in / 32]; for NVFP4 also `weight_global_scale` [1], the divisor.
+ModelOpt has the codes as `weight`, and `weight_scale_2` [] or [1], a factor, for the divisor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,17 +47,22 @@ def e8m0_scales(stored: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PackedFp4:
-    """A WeightFormat: NVFP4 or MXFP4 matrices of compressed-tensors."""
+    """A WeightFormat: NVFP4 or MXFP4 matrices of compressed-tensors.
+
+    codes, whole: names of the tensors of codes, and of the number of the whole matrix.
+    """
 
     is_nvfp4: bool
+    codes: ClassVar[str] = "weight_packed"
+    whole: ClassVar[str] = "weight_global_scale"
 
     def holds(self, tensors: HeaderSource, name: str) -> bool:
         """See WeightFormat."""
-        return sibling(name, "weight_packed") in tensors
+        return sibling(name, self.codes) in tensors
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
-        out_features, num_bytes = tensors.shape(sibling(name, "weight_packed"))
+        out_features, num_bytes = tensors.shape(sibling(name, self.codes))
         return out_features, 2 * num_bytes
 
     def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -64,18 +71,17 @@ class PackedFp4:
         groups = -(-inner // (_NVFP4_GROUP if self.is_nvfp4 else _MXFP4_GROUP))
         scale = "F8_E4M3" if self.is_nvfp4 else "U8"
         found = (
-            require_tensor(tensors, sibling(name, "weight_packed"), ("U8",), (out, -(-inner // 2))),
+            require_tensor(tensors, sibling(name, self.codes), ("U8",), (out, -(-inner // 2))),
             require_tensor(tensors, sibling(name, "weight_scale"), (scale,), (out, groups)),
         )
         if not self.is_nvfp4:
             return found
-        divisor = sibling(name, "weight_global_scale")
-        return (*found, require_tensor(tensors, divisor, FLOATS, *ONE_SCALE))
+        return (*found, require_tensor(tensors, sibling(name, self.whole), FLOATS, *ONE_SCALE))
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         held = units_of(cols, 2)
-        packed = tensors.slice(sibling(name, "weight_packed"), as_slice(rows), as_slice(held))
+        packed = tensors.slice(sibling(name, self.codes), as_slice(rows), as_slice(held))
         start = cols.start - 2 * held.start
         values = e2m1_values(packed)[:, start : start + len(cols)]
         return values * self._scales(tensors, name, rows, cols)
@@ -87,6 +93,26 @@ class PackedFp4:
         groups, stored = groups_of(cols, size, in_features), sibling(name, "weight_scale")
         found = tensors.slice(stored, as_slice(rows), as_slice(groups.held))
         if self.is_nvfp4:
-            divisor = tensors.slice(sibling(name, "weight_global_scale")).float().reshape(1)
-            return (found.float() / divisor)[:, groups.index]
+            whole = tensors.slice(sibling(name, self.whole)).float().reshape(1)
+            return self._scaled(found.float(), whole)[:, groups.index]
         return e8m0_scales(found)[:, groups.index]
+
+    def _scaled(self, scales: Tensor, whole: Tensor) -> Tensor:
+        """Apply the number of the whole matrix to the scales of groups."""
+        return scales / whole
+
+
+@dataclass(frozen=True)
+class ModelOptFp4(PackedFp4):
+    """A WeightFormat: NVFP4 matrices of ModelOpt."""
+
+    is_nvfp4: bool = True
+    codes: ClassVar[str] = "weight"
+    whole: ClassVar[str] = "weight_scale_2"
+
+    def holds(self, tensors: HeaderSource, name: str) -> bool:
+        """See WeightFormat."""
+        return sibling(name, self.whole) in tensors
+
+    def _scaled(self, scales: Tensor, whole: Tensor) -> Tensor:
+        return scales * whole

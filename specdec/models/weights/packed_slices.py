@@ -19,20 +19,24 @@ from specdec.kernels.reference.packed_weight import (
     unpack_int4,
 )
 from specdec.models.weights.awq_gptq import Awq, Gptq
-from specdec.models.weights.compressed_tensors import CompressedTensors
-from specdec.models.weights.dequantize import Float8, WeightFormat
+from specdec.models.weights.compressed_tensors import PACKED, CompressedTensors
+from specdec.models.weights.dequantize import Float8, SeveralLayouts, WeightFormat
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.tensor_headers import sibling
 from specdec.models.weights.weight_slices import as_slice, resolved_group_size, units_of
 
 
 def has_packed_kernels(layout: WeightFormat) -> bool:
-    """Return whether weights of a layout stay packed where Triton's kernels run."""
+    """Return whether all weights of a layout stay packed where Triton's kernels run."""
     match layout:
-        case Awq() | Float8() | CompressedTensors():
+        case Awq() | Float8():
             return True
+        case CompressedTensors(is_reordered=False):
+            return layout.bits == 4 if layout.format == PACKED else layout.is_symmetric
         case Gptq(bits=bits):
             return bits == 4
+        case SeveralLayouts(layouts):
+            return all(map(has_packed_kernels, layouts))
     return False
 
 
@@ -52,6 +56,8 @@ def read_packed(
             return _compressed(layout, tensors, name, rows, cols)
         case Float8():
             return _float8(layout, tensors, name, rows, cols)
+        case SeveralLayouts():
+            return read_packed(layout.layout_of(tensors, name), tensors, name, rows, cols)
     return None
 
 
@@ -124,15 +130,17 @@ def _compressed(
         if sibling(name, "weight_zero_point") in tensors:
             return None
         return _bytes(tensors, name, rows, cols, stored, layout.block, layout.group_size)
-    is_by_group = tensors.shape(stored) == (size, -(-inner // group))
+    shape = tensors.shape(stored)
+    is_by_group = shape == (size, -(-inner // group)) or (shape == (size,) and group == inner)
     if layout.bits != 4 or not is_by_group or not _fits(cols, group):
         return None
     held, words = units_of(cols, group), units_of(cols, CODES_PER_WORD)
+    window = as_slice(rows), as_slice(held)
     zeros = layout.zero_points(tensors, name, rows, cols)  # of signed values, by input
     return PackedWeight(
         CodeKind.INT4,
         tensors.slice(sibling(name, "weight_packed"), as_slice(rows), as_slice(words)).contiguous(),
-        tensors.slice(stored, as_slice(rows), as_slice(held)).contiguous(),
+        tensors.slice(stored, *window[: len(shape)]).reshape(len(rows), -1).contiguous(),
         min(group, len(cols)),
         None if zeros is None else (zeros[:, ::group] + SYMMETRIC_ZERO).to(torch.uint8),
     )

@@ -29,7 +29,8 @@ _MODELOPT_FLOAT8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 def read_quantization(directory: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the description in the keys and names of `quantization_config`; None without one.
 
-    raw: config.json. Raises UnsupportedModelError for a description that is not an object.
+    That of ModelOpt's FP8 has the method `fp8`, and `quant_algo` beside it. raw: config.json.
+    Raises UnsupportedModelError for a description that is not an object.
     """
     nested = raw.get("text_config")
     for keys in (raw, nested if isinstance(nested, dict) else {}):
@@ -69,7 +70,7 @@ def _as_config(found: object, source: str, method: str | None) -> dict[str, Any]
         return None  # of the KV cache alone
     if algorithm in _MODELOPT_FLOAT8:
         ignored = inner.get("exclude_modules") or config.get("ignore") or []
-        return {"quant_method": "fp8", "ignored_layers": ignored}
+        return {"quant_method": "fp8", "quant_algo": algorithm, "ignored_layers": ignored}
     return {"quant_method": "modelopt", "quant_algo": algorithm}
 
 

@@ -203,9 +203,9 @@ def test_published_names_are_known_in_each_place(place, published, name):
 
 def test_the_quantization_of_the_whole_is_that_of_the_text_model(model):
     raw = json.loads((model[0] / "config.json").read_text())
-    assert ModelConfig.from_dict(raw, {}).stored_quantization is None
+    assert ModelConfig.from_dict(raw, {}).stored_quantization == ()
     raw["quantization_config"] = {"quant_method": "fp8"}
-    assert ModelConfig.from_dict(raw, {}).stored_quantization == "fp8"
+    assert ModelConfig.from_dict(raw, {}).stored_quantization == ("fp8",)
 
 
 def test_keys_of_the_text_model_may_be_beside_those_of_the_whole():

@@ -32,7 +32,20 @@ def model(tiny_model_dir):
 
 FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+INT4 = {"format": "pack-quantized", "weights": {"num_bits": 4, "group_size": 32}}
+FLOAT8 = {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float"}}
+NVFP4 = {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "group_size": 16}}
+ATTENTION = {"targets": ["LlamaAttention"], "weights": None}
 REORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
+
+
+def compressed(*groups):
+    described = {f"group_{index}": group for index, group in enumerate(groups)}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "config_groups": described,
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,9 @@ REORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": T
         (FP8 | {"ignored_layers": ["model.layers.0.mlp.down_proj"]}, 1, 16),
         ({"quant_method": "gptq", "bits": 8}, 1, 16),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 1, 16),
+        (compressed(INT4, ATTENTION), 1, 4 + 40 / 32),
+        (compressed(INT4, FLOAT8), 1, 8 + 40 / 128),
+        (compressed(FLOAT8, NVFP4), 1, 16),
     ],
 )
 def test_stored_weights_of_gpus_are_counted_as_they_are(

@@ -1,6 +1,7 @@
 # Modules: specdec.engine.models.model_limits, specdec.models.config.families.native_limits
 """Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -277,6 +278,15 @@ def test_the_name_of_a_format_is_that_of_the_files(awq_dir, name):
     config = read_arguments(str(awq_dir), arguments).config
     assert config.quantization_method is None
     memory_plan(config, resolve_models(config, print).configs(), 2**33, in_process=True)
+
+
+@pytest.mark.parametrize("name", ["modelopt", "fp8"])
+def test_fp8_of_modelopt_has_two_names(tiny_model_dir, tmp_path, name):
+    for path in tiny_model_dir.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    described = tmp_path / "hf_quant_config.json"
+    described.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    plan(tmp_path, quantization=name, max_model_len=64)
 
 
 def test_the_name_of_another_format_is_refused(awq_dir, tiny_model_dir):

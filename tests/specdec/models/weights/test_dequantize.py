@@ -1,4 +1,4 @@
-# Modules: specdec.models.weights.bitsandbytes, specdec.models.weights.compressed_tensors
+# Modules: specdec.models.weights.bitsandbytes
 """Reference tests: quantized checkpoints against their dequantized weights."""
 
 import logging
@@ -54,7 +54,22 @@ def flat(weight):
     return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, plain
 
 
+def mixed(of_mlp, of_attention):
+    """Return a function that packs matrices of MLPs in one way, and those of attention another."""
+    return lambda weight: (of_mlp if 208 in weight.shape else of_attention)(weight)
+
+
 GROUPS = {"group_size": 8, "strategy": "group"}
+MIXED = CHANNELS | {
+    "format": "mixed-precision",
+    "config_groups": {
+        "group_0": {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float"}},
+        "group_1": {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "group_size": 16}},
+        "group_2": {"targets": ["LlamaAttention"], "weights": None},
+    },
+}
+MXFP8 = {"format": "mxfp8-quantized", "weights": {"num_bits": 8, "group_size": 32}}
+NVFP4 = partial(float4, is_nvfp4=True)
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 
@@ -80,6 +95,7 @@ FORMATS = {
     "fp8-blocks": (BLOCKS, partial(float8, per="block")),
     "fp8-channels": (CHANNELS, partial(float8, per="channel")),
     "fp8-channels-flat": ({"quant_method": "fp8"}, flat),
+    "compressed-fp8-flat": (CHANNELS, flat),
     "compressed-fp8-blocks": (
         integers("float-quantized", 8, block_structure=[48, 32], strategy="block"),
         float8_blocks,
@@ -113,7 +129,17 @@ FORMATS = {
     ),
     "compressed-nvfp4": (
         integers("nvfp4-pack-quantized", 4, type="float", strategy="tensor_group"),
-        partial(float4, is_nvfp4=True),
+        NVFP4,
+    ),
+    "compressed-mixed": (MIXED, mixed(NVFP4, partial(float8, per="channel"))),
+    "compressed-mixed-bits": (
+        integers(**GROUPS)
+        | {"config_groups": {bits: {"weights": {"num_bits": bits, **GROUPS}} for bits in (4, 8)}},
+        mixed(compressed, partial(compressed, bits=8)),
+    ),
+    "modelopt-mixed": (
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        mixed(partial(NVFP4, is_modelopt=True), partial(float8, per="scalar")),
     ),
     "compressed-mxfp4": (
         integers("mxfp4-pack-quantized", 4, type="float", strategy="group"),
@@ -129,6 +155,7 @@ VARIANTS = {
     *("awq-wide-groups", "gptq-sym", "gptq-no-index", "gptq-8-bits", "gptq-2-bits", "fp8-scalar"),
     *("compressed-asym-older", "compressed-act-order", "compressed-no-order"),
     *("compressed-3-bits", "nf4", "fp4", "fp8-scalar-inverse", "gptq-own-groups"),
+    *("compressed-fp8-flat", "compressed-mixed-bits"),
     *("gptq-of-another-version", *(f"compressed-{bits}-bits-dense" for bits in (3, 5, 6, 7))),
 }
 """Formats of which make test compares slices alone; another one of their layout has logits."""
@@ -206,6 +233,10 @@ def test_a_warning_states_the_cost_of_dequantization(source, tmp_path, caplog):
         ({"quant_method": "gptq", "bits": 3}, "gptq 3 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq 4 bits"),
         (integers(bits=16), "compressed-tensors"),
+        (
+            MIXED | {"config_groups": MIXED["config_groups"] | {"group_2": MXFP8}},
+            "compressed-tensors mixed-precision",
+        ),
         ({}, "an unnamed method"),
     ],
 )
@@ -214,12 +245,14 @@ def test_the_error_for_an_unknown_format_lists_the_supported_ones(config, what):
         weight_format(config)
 
 
-def test_layouts_that_differ_by_layer_are_refused():
-    config = integers(**GROUPS)
-    other = {"weights": {"num_bits": 8, "type": "int"}, "targets": ["re:.*down_proj"]}
-    config["config_groups"]["group_1"] = other
-    with pytest.raises(UnsupportedModelError, match="config_groups must have equal weights"):
-        weight_format(config)
+def test_a_weight_of_none_of_several_layouts_is_refused(source, tmp_path):
+    def pack(weight):
+        tensors, plain = NVFP4(weight, is_modelopt=True)
+        return tensors | {"weight_scale": torch.ones(3)}, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", FORMATS["modelopt-mixed"][0], pack)
+    with pytest.raises(UnsupportedModelError, match=r"has shape \[3\]; .*; or .* has "):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
 def test_four_bits_in_another_storage_type_are_refused(source, tmp_path):

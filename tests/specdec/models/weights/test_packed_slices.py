@@ -25,6 +25,11 @@ def flat(weight):
     return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, plain
 
 
+def flat_four_bits(weight):
+    tensors, plain = compressed(weight, group_size=-1)
+    return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, plain
+
+
 def config_of(layout, group_size=16, **weights):
     group = {"weights": {"num_bits": 4, "group_size": group_size, **weights}}
     return {
@@ -53,6 +58,7 @@ LAYOUTS = {
         config_of("pack-quantized", None),
         partial(compressed, group_size=-1),
     ),
+    "compressed-by-output-flat": (config_of("pack-quantized", None), flat_four_bits),
     "compressed-int8": (
         config_of("int-quantized", None, num_bits=8),
         partial(compressed, bits=8, group_size=-1, is_packed=False),
@@ -117,6 +123,21 @@ def test_other_layouts_are_left_to_dequantization(tmp_path):
     assert read_packed(layout, tensors, "layer.weight", range(ROWS), range(COLS)) is None
     eight = weight_format(GPTQ | {"bits": 8})
     assert not has_packed_kernels(eight)
+    some = weight_format({"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    assert not has_packed_kernels(some)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of("pack-quantized", num_bits=8),
+        config_of("pack-quantized", actorder="group"),
+        config_of("int-quantized", None, num_bits=8, symmetric=False),
+    ],
+    ids=["packed-8-bits", "act-order", "int8-asym"],
+)
+def test_layouts_of_compressed_tensors_without_kernels(config):
+    assert not has_packed_kernels(weight_format(config))
 
 
 def test_projections_of_one_input_are_joined(tmp_path):

@@ -37,7 +37,7 @@ def test_config_json_wins(tmp_path):
         (
             "hf_quant_config.json",
             modelopt("FP8", exclude_modules=["lm_head"]),
-            {"quant_method": "fp8", "ignored_layers": ["lm_head"]},
+            {"quant_method": "fp8", "quant_algo": "FP8", "ignored_layers": ["lm_head"]},
         ),
         (
             "hf_quant_config.json",
@@ -55,7 +55,7 @@ def test_files_of_their_own(tmp_path, name, content, expected):
 
 def test_modelopt_in_config_json():
     found = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
-    expected = {"quant_method": "fp8", "ignored_layers": ["lm_head"]}
+    expected = {"quant_method": "fp8", "quant_algo": "FP8", "ignored_layers": ["lm_head"]}
     assert read_quantization(None, {"quantization_config": found}) == expected
 
 
@@ -70,7 +70,7 @@ def test_a_model_knows_the_quantization_of_its_files(tiny_model_dir, tmp_path):
     for path in tiny_model_dir.iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt("FP8")))
-    assert ModelConfig.from_directory(tmp_path).stored_quantization == "fp8"
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt("NVFP4")))
-    with pytest.raises(UnsupportedModelError, match="quantized by modelopt NVFP4"):
+    assert ModelConfig.from_directory(tmp_path).stored_quantization == ("fp8", "modelopt")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt("W4A16_AWQ")))
+    with pytest.raises(UnsupportedModelError, match="quantized by modelopt W4A16_AWQ"):
         ModelConfig.from_directory(tmp_path)
