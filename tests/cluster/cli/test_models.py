@@ -82,6 +82,16 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16
 
 
+def test_show_names_the_format_that_triton_keeps(tiny_model_dir, tmp_path):
+    directory = tmp_path / "fp8"
+    shutil.copytree(tiny_model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (directory / "config.json").write_text(json.dumps(config))
+    shown = run_cli("models", "show", str(directory), "--kernels", "triton").stdout
+    assert "float32 (float32 in files), fp8 as stored" in shown
+
+
 @pytest.mark.skipif(bool(native_library_fault()), reason="no C++ compiler")
 def test_show_reports_the_drafters_of_an_alias(tiny_model_dir, tmp_path, monkeypatch):
     shipped_aliases(tiny_model_dir, tmp_path, monkeypatch)
