@@ -68,7 +68,7 @@ class RequestMetrics:
     ) -> None:
         """Start at the request's arrival. clock: also the clock of `on_output`'s times.
 
-        operation: CHAT or TEXT_COMPLETION. arrived_at: by `clock`; None for now.
+        operation: CHAT or TEXT_COMPLETION. arrived_at: by `clock`; None means the present time.
         """
         self._request_id = request_id
         self._metrics = metrics

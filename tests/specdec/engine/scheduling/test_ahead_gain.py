@@ -53,7 +53,7 @@ def test_a_trial_follows_some_steps_that_waited():
     [(2, 0.0, True), (1, 0.2, False), (1, 0.9, True), (0, 0.0, True)],
 )
 def test_a_trial_needs_more_idle_time_where_more_drafts_would_be_missed(accepted, idle_s, pays):
-    """Of rejected drafts none is missed; after others the next one was worth a token."""
+    """After rejected drafts no row is missed; after others the next draft was worth a token."""
     gain = AheadGain()
     waiting(gain, _FIRST_RETRY_STEPS, idle_s=idle_s, accepted=accepted)
     assert gain.pays(1) == pays
