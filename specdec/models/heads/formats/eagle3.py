@@ -198,6 +198,7 @@ def _require_fit(source: HeadSource, target: ModelConfig) -> None:
     fields.require_equal("target_hidden_size", target.hidden_size, "the target (hidden_size)")
     layers = speculators.layer_fields(fields)
     layers.require_equal("vocab_size", target.vocab_size, "the target")
+    speculators.require_whole_heads(fields)
     if any("q_a_proj" in name or "kv_a_proj" in name for name in source.shapes):
         raise UnsupportedModelError(
             f"{source.directory}: heads with multi-head latent attention (q_a_proj) are not "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from specdec.models.config.decoder_tensors import layer_tensors
 from specdec.models.config.families.text_models import without_image_positions
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.config.rope import Rope, read_rope
+from specdec.models.config.rope import Rope, read_rope, rotary_fraction
 from specdec.models.config.traits import LLAMA
 from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
@@ -29,7 +30,7 @@ def read_layers(
     hidden_size = fields.count("hidden_size", target.hidden_size)
     num_heads = fields.count("num_attention_heads")
     windows = (None,) * num_layers if num_layers else _read_windows(fields, names)
-    attention = "layers.0.self_attn"
+    attention, rotary = "layers.0.self_attn", _rope_fields(fields, target, bool(num_layers))
     try:
         return ModelConfig(
             architecture=fields.text("model_type", "llama"),
@@ -41,7 +42,9 @@ def read_layers(
             num_kv_heads=fields.count("num_key_value_heads", num_heads),
             head_dim=fields.count("head_dim", hidden_size // num_heads),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            rope=_read_rope(fields, target),
+            rope=read_rope(rotary, may_be_partial=True),
+            # Separate heads are trained on whole heads, whatever factor of the target they repeat.
+            rotary_fraction=rotary_fraction(rotary) if num_layers else 1.0,
             traits=replace(LLAMA, is_rope_interleaved=not _rotates_halves(fields)),
             max_position_embeddings=target.max_position_embeddings,
             tie_word_embeddings=False,
@@ -111,8 +114,21 @@ def theta_note(fields: Fields, target: ModelConfig) -> tuple[str, ...]:
 
 
 def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
+    return read_rope(_rope_fields(fields, target), may_be_partial=True)
+
+
+def _rope_fields(fields: Fields, target: ModelConfig, is_of_target: bool = False) -> dict[str, Any]:
+    """Return the keys with the rotary embedding of all layers.
+
+    Parameters by type of layer are those of a target, whose own layers here have full attention.
+    Of a separate head they are the sliding ones, as speculators takes them.
+    """
     longest = fields.count("max_position_embeddings", target.max_position_embeddings)
-    return read_rope({**without_image_positions(fields.raw), "max_position_embeddings": longest})
+    raw = {**fields.raw, "max_position_embeddings": longest}
+    given, kind = raw.get("rope_parameters"), "full" if is_of_target else "sliding"
+    if isinstance(given, dict) and isinstance(given.get(f"{kind}_attention"), dict):
+        raw["rope_parameters"] = given[f"{kind}_attention"]
+    return dict(without_image_positions(raw))
 
 
 def _rotates_halves(fields: Fields) -> bool:

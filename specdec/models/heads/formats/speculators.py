@@ -20,6 +20,20 @@ def layer_fields(fields: Fields) -> Fields:
     return fields.nested("transformer_layer_config") if is_speculators(fields) else fields
 
 
+def require_whole_heads(fields: Fields) -> None:
+    """Raise UnsupportedModelError for layers that are trained to rotate a part of each head.
+
+    The library trains them so only with --no-draft-mrope-full-head-hack, which leaves the target's
+    mrope_section and its factor.
+    """
+    layers = layer_fields(fields)
+    for name in ("rope_parameters", "rope_scaling") if is_speculators(fields) else ():
+        rope = layers.nested(name)
+        if "mrope_section" in rope and rope.number("partial_rotary_factor", 1.0) < 1:
+            limit = "1.0 beside mrope_section: only heads trained on whole heads are supported"
+            raise rope.error("partial_rotary_factor", limit)
+
+
 def target_name(fields: Fields) -> str | None:
     """Return the model that the draft was trained for."""
     verifier = fields.nested("speculators_config").nested("verifier")

@@ -102,6 +102,7 @@ def float8_layer(**scales):
 
 GATE = "midlayer.mlp.gate_proj.weight"
 ROWS = torch.arange(120)
+PARTIAL = {"rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.25}
 FAULTS = [
     ("medusa", keys(hidden_size=50), r"hidden_size in .* is 50; it must be 48, as in the target"),
     ("medusa", keys(vocab_size=99), r"vocab_size in .* is 99; it must be 383"),
@@ -151,6 +152,8 @@ FAULTS = [
     ("eagle3", shaped("midlayer.self_attn.q_a_proj.weight", 3, 3), "multi-head latent attention"),
     ("eagle3", shaped("layers.0.mlp.gate_proj.weight", 40, 48), "are the same weight"),
     ("speculators", keys(speculators_model_type="xpress"), "'xpress'; it must be one of eagle3, peagle"),
+    ("speculators", nested("transformer_layer_config", rope_parameters=PARTIAL), "partial_rotary_factor in .* is 0.25; it must be 1.0 beside mrope_section"),
+    ("speculators", nested("transformer_layer_config", rope_scaling=PARTIAL), "partial_rotary_factor in .* is 0.25; it must be 1.0 beside mrope_section"),
     ("speculators", keys(transformer_layer_config=None), r"num_attention_heads in .* is None"),
     ("p_eagle", keys(mask_token_id=None), "has no mask_token_id, which mask_hidden needs"),
     ("p_eagle", keys(mask_token_id=VOCAB), r"mask_token_id in .* is 383; it must be below"),

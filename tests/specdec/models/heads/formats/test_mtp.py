@@ -196,6 +196,18 @@ def test_mimo_is_a_qwen2_decoder_with_mtp_layers(tmp_path):
     assert HeadConfig.from_directory(mimo, config).method == "mtp"
 
 
+def test_rotation_is_that_of_the_full_attention_of_the_target(tmp_path, target_dir, target):
+    full = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    ropes = {"full_attention": full, "sliding_attention": sliding}
+    family = FAMILIES["mimo"]
+    tensors = stored(weights_of_16(family), family)
+    changes = {"rope_theta": None, "rope_parameters": ropes}
+    directory = with_mtp(target_dir, tmp_path / "a", tensors, changes)
+    decoder = HeadConfig.from_directory(directory, target).shape.decoder
+    assert (decoder.rope.theta, decoder.rotary_fraction) == (5e5, 0.5)
+
+
 def test_only_the_first_of_several_layers_is_used(tmp_path, target_dir, target):
     family = FAMILIES["mimo"]
     tensors = stored(weights_of_16(family), family)

@@ -267,6 +267,22 @@ def test_rotation_by_the_axes_of_images_is_that_of_text(tmp_path, target_dir, ki
     check(tmp_path, target_dir, Reference(made, target_dir), parts)
 
 
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    "parameters",
+    [HALF, {"full_attention": {"rope_type": "default"}, "sliding_attention": HALF}],
+    ids=["all", "by-type"],
+)
+def test_the_factor_of_the_target_rotates_no_part(tmp_path, target_dir, parameters, kernels):
+    """The file repeats the target's parameters, and the head is trained on whole heads."""
+    made, parts = eagle3_weights(), sequences()
+    save(tmp_path, speculators(rope_parameters=parameters, rope_theta=None), made)
+    check(tmp_path, target_dir, Reference(made, target_dir), parts, kernels=kernels)
+
+
 @pytest.mark.parametrize(
     ("key", "switch", "unused"),
     [
