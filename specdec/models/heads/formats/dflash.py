@@ -20,6 +20,7 @@ from specdec.models.heads.formats.layers import (
     layers_note,
     read_layers,
     theta_note,
+    with_embedding_scale,
 )
 from specdec.models.heads.formats.shape import BaseShape, HeadFormat, OutputHeads, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
@@ -30,8 +31,20 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 _MAX_BLOCK_SIZE = 64
 
+_PREFIX = re.compile(r"^(?:model\.|logit_head\.)")  # the latter in older files of SpecForge
 _UNUSED = re.compile(r".*rotary_emb\.inv_freq|t2d|d2t|confidence_head\..*")
-_UNSUPPORTED = ("attention_conv", "mlp_conv", "attention_sink_bias", "attention_value_scale")
+_SLIDING = "sliding_attention"
+_UNSUPPORTED = {
+    "selector_rank": "DFlash 2",
+    "attention_conv": "DFlash 2",
+    "mlp_conv": "DFlash 2",
+    "gru_hidden_dim": "Domino",
+    "prefix_gru": "Domino",
+    "kv_a_proj_with_mqa": "multi-head latent attention",
+    "attention_sink_bias": "an attention sink",
+    "attention_value_scale": "a scale of values",
+}
+"""Kinds of block drafters that are not supported, by a key or a part of the name of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,7 @@ class DFlashShape(BaseShape):
 def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     """Read a block drafter of z-lab, DeepSpec or speculators."""
     fields, keys = source.fields, _all_keys(source.fields)
-    names = source.renamed(lambda name: name.removeprefix("model."))
+    names = source.renamed(lambda name: _PREFIX.sub("", name, count=1))
     _require_supported(source, keys)
     layers = _with_usual_window(speculators.layer_fields(fields), keys)
     layers.require_equal("hidden_size", target.hidden_size, "the target")
@@ -160,6 +173,8 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
     is_dspark = _predicts_from_anchor(fields)
     decoder = read_layers(layers, names, target)
+    if "embed_tokens.weight" not in names and not speculators.is_speculators(fields):
+        decoder = with_embedding_scale(decoder, target)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
         decoder=decoder,
@@ -168,7 +183,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         block_size=keys.count("block_size", least=1 if is_dspark else 2, most=_MAX_BLOCK_SIZE),
         mask_token_id=_mask_token_id(keys, target),
         predicts_from_anchor=is_dspark,
-        causal_layers=_causal_layers(keys, decoder),
+        causal_layers=_causal_layers(keys, layers, decoder),
         has_embedding="embed_tokens.weight" in names,
         has_lm_head=is_own,
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
@@ -200,9 +215,11 @@ def _is_block_drafter(source: HeadSource) -> bool:
 
 
 def _require_supported(source: HeadSource, keys: Fields) -> None:
-    for name in _UNSUPPORTED:
-        if keys.raw.get(name) or any(f".{name}." in stored for stored in source.shapes):
-            raise UnsupportedModelError(f"{source.directory}: {name} is not supported")
+    speculators.require_whole_heads(source.fields)
+    parts = {part for stored in source.shapes for part in stored.split(".")}
+    for name, kind in _UNSUPPORTED.items():
+        if keys.raw.get(name) or name in parts:
+            raise UnsupportedModelError(f"{source.directory}: {kind} ({name}) is not supported")
 
 
 def _all_keys(fields: Fields) -> Fields:
@@ -227,12 +244,16 @@ def _predicts_from_anchor(fields: Fields) -> bool:
 def _with_usual_window(layers: Fields, keys: Fields) -> Fields:
     """Return the fields of the layers, with z-lab's window (`use_swa`) under transformers' keys.
 
-    `sliding_window` wins where both are given.
+    All layers have it, unless `layer_types` gives some a window. `sliding_window` wins where both
+    are given.
     """
     if not keys.flag("use_swa", default=False):
         return layers
     window = layers.raw.get("sliding_window") or keys.count("swa_window_size")
     changes = {"use_sliding_window": True, "sliding_window": window}
+    types = layers.raw.get("layer_types")
+    if isinstance(types, list) and _SLIDING not in types:
+        changes["layer_types"] = None
     return Fields({**layers.raw, **changes}, layers.path)
 
 
@@ -245,16 +266,21 @@ def _require_map(shape: DFlashShape, source: HeadSource, target: ModelConfig) ->
         )
 
 
-def _causal_layers(keys: Fields, decoder: ModelConfig) -> frozenset[int]:
-    """Return the layers with causal blocks.
+def _causal_layers(keys: Fields, layers: Fields, decoder: ModelConfig) -> frozenset[int]:
+    """Return the layers with causal blocks: all or none by `is_causal` or `causal`.
 
-    All with `causal`; those with a window if speculators' `sliding_window_non_causal` is false.
+    Without these keys those that `layer_types` gives a window, for which vLLM, SGLang and SpecForge
+    have causal blocks; in speculators' files only if `sliding_window_non_causal` is false.
     """
-    if keys.flag("causal", default=False):
-        return frozenset(range(decoder.num_layers))
-    if keys.flag("sliding_window_non_causal", default=True):
+    for name in ("is_causal", "causal"):
+        if name in keys:
+            is_causal = keys.flag(name, default=False)
+            return frozenset(range(decoder.num_layers) if is_causal else ())
+    if speculators.is_speculators(keys) and keys.flag("sliding_window_non_causal", default=True):
         return frozenset()
-    return frozenset(i for i, each in enumerate(decoder.sliding_windows) if each is not None)
+    if "layer_types" not in layers:
+        return frozenset()
+    return frozenset(i for i, size in enumerate(decoder.sliding_windows) if size)
 
 
 def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:

@@ -87,6 +87,20 @@ def layer_shapes(
     return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 
+def with_embedding_scale(decoder: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """Return layers that read a Gemma's embeddings as its own do: multiplied by a factor.
+
+    transformers' table of Gemma, on which z-lab trains, includes the factor; those of other
+    families do not. SpecForge trains without the factor, as speculators does, but its files look
+    like those of z-lab.
+    """
+    if not target.traits.rounds_embedding_scale:
+        return decoder
+    scale = target.traits.embedding_scale
+    traits = replace(decoder.traits, embedding_scale=scale, rounds_embedding_scale=True)
+    return replace(decoder, traits=traits)
+
+
 def with_window(decoder: ModelConfig, window: int) -> ModelConfig:
     """Return the same layers with this attention window on each."""
     return replace(decoder, sliding_windows=(window,) * decoder.num_layers)

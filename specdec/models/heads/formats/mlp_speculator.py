@@ -62,6 +62,8 @@ class MlpSpeculatorShape(StatelessShape):
 def read_mlp_speculator(source: HeadSource, target: ModelConfig) -> Reading:
     """Read an MLP speculator. Tied weights may be stored once or once for each head."""
     fields = source.fields
+    if fields.text("method", "sum_rnn") != "sum_rnn":
+        raise fields.error("method", "sum_rnn; other recurrences are not supported")
     fields.require_equal("emb_dim", target.hidden_size, "the target (hidden_size)")
     fields.require_equal("vocab_size", target.vocab_size, "the target")
     inner = fields.count("inner_dim", 0, least=0)

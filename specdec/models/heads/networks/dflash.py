@@ -38,6 +38,7 @@ from specdec.models.heads.networks.vocabulary import (
     read_target_ids,
 )
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.linear import embedding_scale
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.weights.checkpoint import CheckpointReader
 
@@ -106,6 +107,7 @@ class DFlashHead(AdaptedNetwork):
         )
         self.attention = HeadAttention(decoder, target)
         self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
+        self._embedding_scale = embedding_scale(decoder.traits, target.dtype)
         head_shape = (shape.draft_vocab_size, hidden)
         self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
         width = len(shape.layers_read.layer_ids) * hidden
@@ -196,7 +198,7 @@ class DFlashHead(AdaptedNetwork):
             for kind in set(self.visibilities)
         }
         rotation = attention.rotary.rotation(batch.positions - 1)
-        x = self.embed_tokens(batch.input_ids)
+        x = self._embed(batch.input_ids)
         for index, (layer, kind) in enumerate(zip(self.layers, self.visibilities, strict=True)):
             x = layer(x, rotation, kv_cache[index], attention.paged, plans[kind])
         normed: Tensor = self.norm(x).view(batch.num_sequences, size, -1)
@@ -230,6 +232,11 @@ class DFlashHead(AdaptedNetwork):
     def select(self, state: BlockState, rows: Sequence[int]) -> BlockState:
         """See DraftHead."""
         return state.select(rows)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Return what the first layer reads of tokens [T], [T, hidden_size]."""
+        embedded: Tensor = self.embed_tokens(token_ids)
+        return embedded if self._embedding_scale == 1.0 else embedded * self._embedding_scale
 
     def _index(self, token_ids: Sequence[int]) -> Tensor:
         """Return token ids on the device, [len(token_ids)] int64."""
@@ -266,7 +273,7 @@ class DFlashHead(AdaptedNetwork):
         positions = (starts[:, None] + torch.arange(size, device=self.device)).flatten()
         rotation = self.attention.rotary.rotation(positions)
         contexts = [self._context(chunk) for chunk in chunks]
-        x = self.embed_tokens(torch.tensor(tokens, device=self.device))
+        x = self._embed(torch.tensor(tokens, device=self.device))
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             x = self._run_layer(layer, index, x, rotation, contexts, kv_cache[index])

@@ -114,6 +114,7 @@ FAULTS = [
     ("medusa", values("token_map", torch.tensor([1, 2, 2])), "maps two draft tokens to one"),
     ("medusa", shaped("token_map", 3, 1), r"token_map has shape \[3, 1\]; expected 1 dimensions"),
     ("mlp", keys(emb_dim=64), r"emb_dim in .* is 64; it must be 48"),
+    ("mlp", keys(method="sum_lstm", emb_dim="48"), r"method in .* 'sum_lstm'; it must be sum_rnn; other"),
     ("mlp", keys(n_predict=0), r"n_predict in .* is 0; it must be a whole number from 1 to 1024"),
     ("mlp", keys(n_predict=10**9), r"n_predict in .* is 1000000000; it must be a whole number from 1 to 1024"),
     ("eagle3", keys(num_hidden_layers=10**9), r"num_hidden_layers in .* is 1000000000; it must be a whole number from 1 to 1024"),
@@ -161,7 +162,15 @@ FAULTS = [
     ("dflash", nested("dflash_config", mask_token_id=None), r"mask_token_id in .* is None"),
     ("dflash", keys(block_size=1), r"block_size in .* is 1; it must be a whole number from 2 to 64"),
     ("dflash", keys(block_size=100), r"block_size in .* is 100; it must be a whole number from 2 to 64"),
-    ("dflash", keys(attention_sink_bias=True), "attention_sink_bias is not supported"),
+    ("dflash", keys(attention_sink_bias=True), r"an attention sink \(attention_sink_bias\) is not supported"),
+    ("dflash", keys(use_swa=True, swa_window_size=5, layer_types=5), "layer_types in .* is 5; it must be 2 times"),
+    ("dflash", keys(use_swa=True, swa_window_size=5, layer_types="full_attention"), "layer_types in .* must be 2 times"),
+    ("dflash", keys(speculators_model_type="dflash", transformer_layer_config={"rope_parameters": PARTIAL}), "it must be 1.0 beside mrope_section"),
+    ("dflash", nested("dflash_config", selector_rank=256), r"DFlash 2 \(selector_rank\) is not supported"),
+    ("dflash", shaped("layers.0.attention_conv.weight", 2, 2), r"DFlash 2 \(attention_conv\) is not"),
+    ("dflash", nested("dflash_config", gru_hidden_dim=8), r"Domino \(gru_hidden_dim\) is not supported"),
+    ("dflash", shaped("layers.0.self_attn.kv_a_proj_with_mqa.weight", 2, 2), "multi-head latent attention"),
+    ("dflash", shaped("layers.0.model.input_layernorm.weight", 48), r"layers\.0\.model\.input_layernorm\.weight has shape \[48\]; expected none"),
     ("dflash", nested("dflash_config", target_layer_ids=[1, 3]), r"fc\.weight has shape \[48, 144\]; expected \[48, 96\]"),
     ("eagle", shaped("fc.weight", 48, 96, dtype=torch.int8), "fc.weight has codes of type I8"),
     ("eagle", float8_layer(), "pre_quant_scale is part of no layout"),
@@ -318,15 +327,15 @@ def test_a_target_without_mtp_layers(tmp_path, target_dir, target):
     assert "is not a draft head of a known format (architecture LlamaForCausalLM" in message
 
 
+@pytest.mark.parametrize("types", [["sliding_attention"] * 40, 5], ids=["list", "number"])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "p_eagle", "dflash", "dspark"])
 def test_the_tensors_have_the_sizes_where_config_json_is_that_of_the_target(
-    tmp_path, target, torch_target, kind
+    tmp_path, target, torch_target, kind, types
 ):
     config, tensors = base_of(kind)
     save(tmp_path / "own", config, tensors)
     of_target = {"num_hidden_layers": 40, "intermediate_size": 99, "sliding_window": 5}
-    types = {"layer_types": ["sliding_attention"] * 40}
-    save(tmp_path / "copied", config | of_target | types, tensors)
+    save(tmp_path / "copied", config | of_target | {"layer_types": types}, tensors)
     own, copied = (HeadConfig.from_directory(tmp_path / each, target) for each in ("own", "copied"))
     assert copied.shape == own.shape
     (notes,) = copied.describe()[1:]

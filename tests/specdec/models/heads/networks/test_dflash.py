@@ -1,6 +1,9 @@
 # Modules: specdec.models.heads.formats.dflash, specdec.models.heads.networks.markov
 """DFlash and DSpark, both meanings of a block, against a reference over the whole sequence."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -94,11 +97,19 @@ def visibility(count, causal, window):
 
 
 def outputs(
-    made, part, target_dir, *, causal=(False, False), windows=(None, None), neighbours=False
+    made,
+    part,
+    target_dir,
+    *,
+    causal=(False, False),
+    windows=(None, None),
+    neighbours=False,
+    scale=1.0,
 ):
     """Return the normed outputs of all slots, [BLOCK, HIDDEN], and the output head.
 
-    causal, windows: of each layer. neighbours: whether rotary pairs are neighbours.
+    causal, windows: of each layer. neighbours: whether rotary pairs are neighbours. scale: of
+    embeddings.
     """
     own = load_file(target_dir / "model.safetensors")
     embedding = made.get("embed_tokens.weight", own["model.embed_tokens.weight"])
@@ -106,7 +117,7 @@ def outputs(
     context = rms(inputs @ made["fc.weight"].T, made["hidden_norm.weight"])
     count, sizes = len(context), Layers()
     positions = torch.arange(count + BLOCK).float()
-    x = embedding[torch.tensor([part.tokens[-1]] + [MASK] * (BLOCK - 1))]
+    x = embedding[torch.tensor([part.tokens[-1]] + [MASK] * (BLOCK - 1))] * scale
     for index in range(2):
         visible = visibility(count, causal[index], windows[index])
         prefix = f"layers.{index}"
@@ -178,6 +189,13 @@ def test_rotary_pairs_may_be_neighbours(tmp_path, target_dir, key, kernels):
     check(tmp_path, target_dir, expected, PARTS, kernels=kernels)
 
 
+def test_the_factor_of_the_target_rotates_no_part(tmp_path, target_dir):
+    made, sections = block_weights(), {"mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5}
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, **sections}
+    save(tmp_path, Z_LAB | {"rope_theta": None, "rope_parameters": rotary}, made)
+    check(tmp_path, target_dir, reference(made, PARTS, target_dir), PARTS)
+
+
 def test_pickled_files_of_z_lab(tmp_path, target_dir):
     made = block_weights()
     save(tmp_path, Z_LAB, made, "pytorch_model.bin")
@@ -185,6 +203,7 @@ def test_pickled_files_of_z_lab(tmp_path, target_dir):
 
 
 WINDOWED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
+FULL = {"layer_types": ["full_attention"] * 2}
 BOTH = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
@@ -197,13 +216,19 @@ def z_lab(changes, **nested):
     ("config", "causal", "windows"),
     [
         (z_lab(BOTH, causal=True), (True, True), (5, 5)),
-        (z_lab(BOTH), (False, False), (5, 5)),
+        (z_lab(BOTH), (True, True), (5, 5)),
+        (z_lab(WINDOWED), (False, True), (None, 5)),
+        (z_lab(BOTH, causal=False), (False, False), (5, 5)),
+        (z_lab(BOTH | {"is_causal": False}), (False, False), (5, 5)),
+        (z_lab({"is_causal": True}), (True, True), (None, None)),
         (z_lab({}, causal=True), (True, True), (None, None)),
+        (z_lab({}, is_causal=True), (True, True), (None, None)),
         (z_lab({}, use_swa=True, swa_window_size=5), (False, False), (5, 5)),
+        (z_lab(FULL, use_swa=True, swa_window_size=5), (False, False), (5, 5)),
         (z_lab({}, use_swa=False, swa_window_size=5), (False, False), (None, None)),
         (
             z_lab(WINDOWED | {"sliding_window": None}, use_swa=True, swa_window_size=7),
-            (False, False),
+            (False, True),
             (None, 7),
         ),
         (
@@ -227,6 +252,24 @@ def test_causal_blocks_and_windows(tmp_path, target_dir, size, kernels, config, 
     save(tmp_path, config, made)
     expected = reference(made, PARTS, target_dir, causal=causal, windows=windows)
     check(tmp_path, target_dir, expected, PARTS, size=size, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("config", "has_embedding", "scale"),
+    [(Z_LAB, False, 3.0), (Z_LAB, True, 1.0), (speculators("dflash"), False, 1.0)],
+)
+def test_the_embeddings_of_gemma_are_multiplied(
+    tmp_path, target_dir, target, config, has_embedding, scale, kernels
+):
+    """In the target's table as transformers has it, and not in tables of the head."""
+    gemma = replace(target.traits, embedding_scale=3.0, rounds_embedding_scale=True)
+    made = block_weights({"embed_tokens.weight": (VOCAB, HIDDEN)} if has_embedding else None)
+    save(tmp_path, config, made)
+    head = HeadConfig.from_directory(tmp_path, replace(target, traits=gemma))
+    expected = reference(made, PARTS, target_dir, scale=scale)
+    found = draft_logits(head, target_dir, PARTS, kernels=kernels)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_draft_window_makes_no_layer_causal(tmp_path, target_dir, target):
@@ -328,6 +371,15 @@ def test_markov_heads(tmp_path, target_dir, kind, size, kernels):
     check(tmp_path, target_dir, expected, PARTS, size=size, kernels=kernels, borders=(7,))
     found = selected_logits(tmp_path, target_dir, PARTS)
     torch.testing.assert_close(found, expected[-1:], atol=2e-4, rtol=1e-4)
+
+
+def test_the_markov_head_of_older_files_of_specforge(tmp_path, target):
+    made = save_dspark(tmp_path / "new", "vanilla")
+    prefix = re.compile("markov_head|confidence_head")
+    older = {prefix.sub(r"logit_head.\g<0>", name): tensor for name, tensor in made.items()}
+    save(tmp_path / "old", DEEPSPEC | {"markov_rank": RANK}, older)
+    new, old = (HeadConfig.from_directory(tmp_path / each, target) for each in ("new", "old"))
+    assert old.shape == new.shape
 
 
 def test_description(tmp_path, target):
