@@ -13,9 +13,9 @@ from specdec.config.llm import Config
 from specdec.config.speculation.methods import METHODS, DraftModelConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.models.heads.config import (
-    head_method_of,
     method_of,
     named_target,
+    separate_head_method_of,
     suggested_draft_tokens,
 )
 from specdec.models.heads.formats.detect import PARD
@@ -42,8 +42,8 @@ def _with_named_target(config: Config, progress: Progress, *, downloads: bool) -
     name = None if directory is None else named_target(directory)
     if directory is None or name is None:
         return config
-    method = head_method_of(directory)
-    if method is None or METHODS[method].is_in_target:
+    method = separate_head_method_of(directory)
+    if method is None:
         return config  # a model that names the one it was fine-tuned from
     target = _target_of(directory, name, progress, downloads=downloads)
     progress(f"{config.model} is a head for method {method}; its target is {target}")

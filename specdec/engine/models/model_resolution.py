@@ -12,13 +12,13 @@ from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
 from specdec.config.speculation.head_methods import HeadMethodConfig
-from specdec.config.speculation.methods import METHODS, DraftModelConfig
+from specdec.config.speculation.methods import DraftModelConfig
 from specdec.engine.models.checkpoint_lint import require_loadable
 from specdec.models.config.config_files import read_json
 from specdec.models.config.end_tokens import read_end_tokens, unused_end_tokens
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import token_map_of
-from specdec.models.heads.config import HeadConfig, head_method_of
+from specdec.models.heads.config import HeadConfig, separate_head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import weights_fingerprint
@@ -143,8 +143,8 @@ def _resolve_draft(
 
 def _require_model(directory: Path) -> None:
     """Raise InvalidValueError for a draft model whose files are those of a head."""
-    method = head_method_of(directory)
-    if method is not None and not METHODS[method].is_in_target:
+    method = separate_head_method_of(directory)
+    if method is not None:
         limit = f"{method}: {directory} is a head of that method, not a model"
         raise InvalidValueError("speculative_config.method", DraftModelConfig.name, limit)
 

@@ -18,7 +18,12 @@ from specdec.models.config.decoder_tensors import linear_layers
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.models.heads.formats import speculators
-from specdec.models.heads.formats.detect import detect_method, head_method, read_head
+from specdec.models.heads.formats.detect import (
+    detect_method,
+    head_method,
+    is_in_whole_model,
+    read_head,
+)
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
@@ -245,6 +250,13 @@ def method_of(directory: Path) -> str:
 def head_method_of(directory: Path) -> str | None:
     """Return the method of the head in `directory`; None if it is not a head. See `head_method`."""
     return head_method(HeadSource.open(directory))
+
+
+def separate_head_method_of(directory: Path) -> str | None:
+    """Return the method of a head that is not in a whole model; None for other files."""
+    source = HeadSource.open(directory)
+    method = head_method(source)
+    return None if method is None or is_in_whole_model(source, method) else method
 
 
 def suggested_draft_tokens(directory: Path) -> int | None:

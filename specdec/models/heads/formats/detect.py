@@ -55,7 +55,7 @@ def detect_method(source: HeadSource) -> str:
     open, with what was looked at and the methods to choose from.
     """
     if (method := head_method(source)) is not None:
-        if head_methods()[method].is_in_target and _is_causal_lm(source):
+        if is_in_whole_model(source, method):
             raise UnsupportedModelError(
                 f"{source.directory} is a whole model ({source.architecture}) with layers for "
                 f"multi-token prediction: set method to draft_model, or to {method} if it is the "
@@ -80,6 +80,14 @@ def head_method(source: HeadSource) -> str | None:
     """
     found = _find_head(source)
     return None if found is None else found.method
+
+
+def is_in_whole_model(source: HeadSource, method: str) -> bool:
+    """Return whether the layers of a head are beside those of a whole model.
+
+    Only files of speculators are supported with such layers alone.
+    """
+    return head_methods()[method].is_in_target and not speculators.is_speculators(source.fields)
 
 
 def _formats() -> list[DetectedHead]:

@@ -1,4 +1,4 @@
-"""Multi-token prediction layers (DeepSeek-V3, section 2.2) in a target's own checkpoint.
+"""Multi-token prediction layers (DeepSeek-V3, section 2.2), mostly in a target's own checkpoint.
 
 The families differ in names, in the order of the projection's inputs and in the last norm. Only the
 first of several MTP layers is used, for all draft tokens. A layer with latent attention or with a
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from specdec.models.config.attention.latent import INDEXER
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import LLAMA
+from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import layer_of_target, read_layers
 from specdec.models.heads.formats.shape import HeadFormat, Reading
@@ -62,6 +63,12 @@ _MIMO = _Family(
     },
     is_feature_first=True,
 )
+_SPECULATORS = replace(
+    _MIMO,
+    name="speculators",
+    pattern=re.compile(r"mtp_layers\.(?P<index>\d+)\."),
+    is_feature_first=False,
+)
 _QWEN3_NEXT = _Family(
     "Qwen3-Next",
     re.compile(r"(?:model\.)?mtp\.(?P<index>)"),
@@ -106,7 +113,10 @@ def _has_mtp(source: HeadSource) -> bool:
 
 
 def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
-    """Read the MTP layers of a target's checkpoint, in the layout that the tensors show."""
+    """Read MTP layers, in the layout that the tensors show.
+
+    They are in the target's checkpoint, or alone in a file of speculators.
+    """
     if target.traits.has_one_block:
         raise UnsupportedModelError(
             f"{source.directory}: the MTP layers of {target.architecture} are blocks of attention "
@@ -125,15 +135,18 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
         is_feature_first=family.is_feature_first,
         has_final_norm=has_final_norm,
         recycles_norm=has_final_norm,
-        adds_one=family.adds_one,
+        adds_one=family.adds_one or (family is _SPECULATORS and target.traits.adds_one_to_norms),
         has_embedding="embed_tokens.weight" in names,
         has_lm_head="lm_head.weight" in names,
     )
     notes = (f"the first of {len(indices)} MTP layers is used",) if len(indices) > 1 else ()
+    fields, name = source.fields, f"MTP ({family.name})"
     return Reading(
-        f"MTP ({family.name})",
+        speculators.described(fields, "MTP") if family is _SPECULATORS else name,
         shape,
         names,
+        speculators.target_name(fields),
+        speculators.num_draft_tokens(fields),
         notes=notes,
         ignored=lambda name: name.endswith("rotary_emb.inv_freq") or f".{INDEXER}." in name,
     )
@@ -153,9 +166,10 @@ def _read_layer(
             f"{source.directory}: the MLP of the MTP layer is of an unknown kind; it must have "
             "mlp.gate_proj, or mlp.gate and experts"
         )
-    is_gated = target.traits.has_attention_gate and family is _QWEN3_NEXT
+    is_gated = target.traits.has_attention_gate and family in (_QWEN3_NEXT, _SPECULATORS)
     if not has_latents and not has_experts and not is_gated:
-        return read_layers(source.fields, names, target, num_layers=1)
+        fields = speculators.layer_fields(source.fields)
+        return read_layers(fields, names, target, num_layers=1)
     if has_latents != (target.latent is not None):
         raise UnsupportedModelError(
             f"{source.directory}: the MTP layer and the target must both have latent attention, or "
@@ -178,7 +192,7 @@ def _read_layer(
 
 
 def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
-    for family in (_MIMO, _QWEN3_NEXT, _ERNIE):
+    for family in (_MIMO, _SPECULATORS, _QWEN3_NEXT, _ERNIE):
         if any(family.pattern.match(name) for name in source.shapes):
             return family
     # After the layers of the model itself.
@@ -192,4 +206,4 @@ def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
     return _Family("DeepSeek", pattern, _DEEPSEEK_NAMES)
 
 
-MTP = HeadFormat(read_mtp, _has_mtp, tensors=("mtp",), order=1)
+MTP = HeadFormat(read_mtp, _has_mtp, speculators_types=("mtp",), tensors=("mtp",), order=1)

@@ -6,7 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.models.heads.config import HeadConfig, head_method_of, method_of
+from specdec.models.heads.config import (
+    HeadConfig,
+    head_method_of,
+    method_of,
+    separate_head_method_of,
+)
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.heads.driver import save
 from tests.specdec.models.heads.networks import test_dflash as dflash
@@ -61,11 +66,22 @@ def test_a_model_with_a_pard_token_drafts_in_parallel(tmp_path):
     assert (method_of(tmp_path), head_method_of(tmp_path)) == ("pard", None)
 
 
-def test_a_whole_model_with_mtp_layers_is_both(tmp_path):
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("LlamaForCausalLM", "model.mtp_layers.0.input_proj.weight"),
+        ("Qwen3_5ForConditionalGeneration", "mtp.fc.weight"),
+    ],
+)
+def test_a_whole_model_with_mtp_layers_is_both(tmp_path, architecture, name):
     path = tiny_llama_dir(tmp_path) / "model.safetensors"
-    layer = {"model.mtp_layers.0.input_proj.weight": torch.zeros(4, 8)}
-    save_file(load_file(path) | layer, path)
+    save_file(load_file(path) | {name: torch.zeros(4, 8)}, path)
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"architectures": [architecture]})
+    )
     assert head_method_of(tmp_path) == "mtp"
+    assert separate_head_method_of(tmp_path) is None
     with pytest.raises(UnsupportedModelError) as caught:
         method_of(tmp_path)
     assert "set method to draft_model, or to mtp if it is the target itself" in str(caught.value)

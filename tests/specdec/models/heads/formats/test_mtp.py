@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,13 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.config import HeadConfig, method_of, separate_head_method_of
 from tests.specdec.models.heads.driver import (
     HIDDEN,
+    KERNELS,
     NUM_LAYERS,
     RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
+    save,
     sequences,
     target_model,
     weights,
@@ -76,6 +78,25 @@ FAMILIES = {
         "model.mtp_block.0.",
     ),
 }
+
+
+ALONE = "mtp_layers.0."
+
+
+def speculators(layers):
+    """Return the config.json of a file of the speculators library. layers: keys of the layer."""
+    return {
+        "architectures": ["MTPDraftModel"],
+        "num_nextn_predict_layers": 1,
+        "speculators_model_type": "mtp",
+        "speculators_version": "0.6",
+        "speculators_config": {
+            "algorithm": "mtp",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "org/target"},
+        },
+        "transformer_layer_config": layers,
+    }
 
 
 def mtp_weights(family):
@@ -155,6 +176,22 @@ def test_logits_equal_the_reference(tmp_path, target_dir, family, size, kernels)
     found = head_logits(directory, target_dir, parts, size=size, kernels=kernels, borders=(5, 12))
     expected = reference(made, parts, target_dir, family)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_layer_alone_in_a_file_of_speculators(tmp_path, target_dir, target, kernels):
+    """It reads the embedding first, under the names of MiMo's layers, and names its target."""
+    family = replace(FAMILIES["mimo"], prefix=ALONE, block=ALONE, feature_first=False)
+    made, parts = weights_of_16(family), sequences()
+    layers = json.loads((target_dir / "config.json").read_text())
+    save(tmp_path, speculators(layers), stored(made, family))
+    expected = reference(made, parts, target_dir, family)
+    found = head_logits(tmp_path, target_dir, parts, kernels=kernels, borders=(5, 12))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    head = HeadConfig.from_directory(tmp_path, target)
+    assert (head.target_name, head.num_draft_tokens) == ("org/target", 3)
+    assert head.describe()[0].startswith("taken for MTP (speculators 0.6): layers: 1, full")
+    assert method_of(tmp_path) == separate_head_method_of(tmp_path) == "mtp"
 
 
 def test_layers_in_a_pickled_checkpoint(tmp_path, target_dir, family):

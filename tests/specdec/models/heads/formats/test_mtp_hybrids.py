@@ -1,5 +1,7 @@
 """MTP layers in the checkpoint of a target with recurrent layers: an attending layer like its."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -10,7 +12,8 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.families import config_class, save_family
-from tests.specdec.models.heads.driver import HIDDEN, VOCAB, head_logits, sequences
+from tests.specdec.models.heads.driver import HIDDEN, VOCAB, head_logits, save, sequences
+from tests.specdec.models.heads.formats.test_mtp import speculators
 from tests.specdec.models.heads.reference import drafted
 from tests.specdec.models.hybrid_families import DELTA, SCALES
 from tests.specdec.tiny import random_model
@@ -110,6 +113,31 @@ def test_logits_equal_the_reference(checkpoint, size):
     found = head_logits(directory, directory, parts, size=size, borders=(5, 12))
     expected = torch.stack([layer.reference(part) for part in parts])
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def of_speculators(name):
+    """Return the name that the converter of the speculators library gives a tensor."""
+    names = {
+        "pre_fc_norm_embedding": "token_layernorm",
+        "pre_fc_norm_hidden": "hidden_layernorm",
+        "norm": "final_layernorm",
+        "fc": "input_proj",
+    }
+    stem = name.removeprefix("mtp.").removesuffix(".weight")
+    name = f"{names[stem]}.weight" if stem in names else name.removeprefix("mtp.layers.0.")
+    return f"mtp_layers.0.{name}"
+
+
+def test_a_layer_alone_in_a_file_of_speculators(checkpoint, tmp_path):
+    directory, layer = checkpoint
+    parts = sequences()
+    fields = json.loads((directory / "config.json").read_text())
+    tensors = {of_speculators(name): each for name, each in layer.tensors().items()}
+    save(tmp_path, speculators(fields), tensors)
+    expected = torch.stack([layer.reference(part) for part in parts])
+    torch.testing.assert_close(
+        head_logits(tmp_path, directory, parts), expected, atol=2e-4, rtol=1e-4
+    )
 
 
 def test_every_tensor_of_the_layer_is_read(checkpoint):
