@@ -24,6 +24,7 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.formats.layers import layer_of_target, layer_shapes
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.networks.base import DraftHead
+from specdec.models.hybrid import HybridDecoder
 from specdec.models.loading import Decoder, load_model
 
 _BLOCK_SIZE, _MAX_LEN = 4, 160
@@ -304,10 +305,13 @@ def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[T
     tables = [range(index * num_blocks, (index + 1) * num_blocks) for index in range(len(texts))]
     num_slots = len(texts) * num_blocks * _BLOCK_SIZE
     kv_cache, head_cache = model.new_kv_cache(num_slots), head.new_kv_cache(num_slots)
-    batch = ForwardBatch(
-        [Chunk(list(text), 0, table) for text, table in zip(texts, tables, strict=True)],
-        _BLOCK_SIZE,
-    )
+    if isinstance(model, HybridDecoder):
+        model.enable_states(len(texts), 0)
+    whole = [
+        Chunk(list(text), 0, table, state_slot=slot)
+        for slot, (text, table) in enumerate(zip(texts, tables, strict=True))
+    ]
+    batch = ForwardBatch(whole, _BLOCK_SIZE)
     hidden, tapped = model.forward_with_taps(batch, kv_cache, head.taps)
     lengths = [len(text) for text in texts]
     features = head.features(tapped if head.taps else hidden).split(lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
-from specdec.config.speculation.methods import head_methods
+from specdec.config.speculation.methods import DraftModelConfig
 from specdec.engine.models.model_resolution import Models
 from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.families.native_recurrence import kernels_of_hybrids
@@ -56,9 +56,8 @@ def _check_hybrid(config: LLMConfig, recurrent: Recurrent) -> None:
     _require_kernels(config, recurrent)
     if _has_kernels_of_gpus(config):
         _require_plain_rows(config)
-    if config.head is not None and not config.head.is_in_target:
-        own = " or ".join(name for name, each in head_methods().items() if each.is_in_target)
-        limit = f"{own}, or a method without a draft head: none is trained for recurrent layers"
+    if config.head is not None and config.head.has_layers_of_model:
+        limit = f"{DraftModelConfig.name}: beside recurrent layers a draft model has its own ranks"
         raise InvalidValueError("speculative_config.method", config.head.name, limit)
     recurrent.units(0, config.tensor_parallel_size)  # raises for more ranks than units
 
@@ -134,9 +133,6 @@ def _check_varied(config: LLMConfig) -> None:
     if config.enable_lora:
         limit = "false: no adapter updates the projections of layers of different shapes"
         raise InvalidValueError("enable_lora", True, limit)
-    if config.head is not None:
-        limit = "a method without a draft head: none is made for layers of different shapes"
-        raise InvalidValueError("speculative_config.method", config.head.name, limit)
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:

@@ -235,16 +235,12 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
         return MethodFit(name, Fit.READY, "it reads the text alone")
     if config.transformers is not None and issubclass(method, HeadMethodConfig):
         return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
-    if config.varied is not None and issubclass(method, HeadMethodConfig):
-        return MethodFit(name, Fit.NO, "no draft head is made for layers of different shapes")
     if method.is_in_target:
         return _fit_of_own_layers(name, directory, config)
-    if config.recurrent is not None and issubclass(method, HeadMethodConfig):
-        reason = "no draft head is trained for recurrent layers"
-        if method.has_layers_of_model:
-            reason = "beside recurrent layers, a draft model has separate ranks (draft_model)"
-        return MethodFit(name, Fit.NO, reason)
     if issubclass(method, HeadMethodConfig) and method.has_layers_of_model:
+        if config.recurrent is not None:
+            reason = "beside recurrent layers, a draft model has separate ranks (draft_model)"
+            return MethodFit(name, Fit.NO, reason)
         reason = "it needs a smaller model with the same vocabulary"
     elif issubclass(method, HeadMethodConfig):
         shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"

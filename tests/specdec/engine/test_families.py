@@ -42,7 +42,6 @@ from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 NAMES = [name for name in FAMILIES if name not in LLAMA_LIKE]
 NATIVE = [name for name in NAMES if name not in BY_TORCH]
 QUICK = [name for name in WITH_ALL_TRAITS if name not in RECENT or name == "gemma4"]
-WITH_HEADS = [name for name in NAMES if not name.startswith("gemma4")]
 NATIVE_ONLY = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 NUM_TOKENS = 200
 SAMPLED = {"temperature": 0.8}
@@ -124,7 +123,7 @@ def test_ranks_change_no_token(directory, draft_dir, method, params, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "eagle", "eagle3", "dflash"])
-@pytest.mark.parametrize("directory", WITH_HEADS, indirect=True)
+@pytest.mark.parametrize("directory", NAMES, indirect=True)
 def test_heads_change_no_token(directory, tmp_path, method):
     expected = reference(directory, **SAMPLED)
     texts = [[*each.prompt, *expected[each.request_id]] for each in requests()]

@@ -1,4 +1,4 @@
-"""MTP layers of models with recurrent layers draft, and change no token."""
+"""MTP layers and draft heads of models with recurrent layers draft, and change no token."""
 
 import random
 from contextlib import nullcontext
@@ -24,13 +24,16 @@ from specdec.worker.loading import HeadFiles
 from tests.specdec.engine.test_hybrids import POISON, SMALL_POOL, hybrid_config, requests
 from tests.specdec.engines import local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
 from tests.specdec.models.families import save_family
+from tests.specdec.models.hybrid_families import HYBRIDS
 from tests.specdec.models.passes import weights_of
 from tests.specdec.threads import num_threads
 from tests.specdec.tiny import train_tokenizer
 
 QUICK = "qwen3-next"
 SLOW = ("qwen3.5", "qwen3.5-moe")
+HEADS_OF_OTHER_FILES = [name for name in HEADS if name not in ("mtp", "colocated_draft_model")]
 
 
 def save_mtp(directory, texts):
@@ -75,22 +78,29 @@ def model(request, tmp_path_factory):
         temperature: tokens_by(local_engine(directory, hybrid_config(0)), requests(temperature))
         for temperature in (0.0, 0.8)
     }
-    texts = [
+    save_mtp(directory, texts_of(expected))
+    return directory, expected
+
+
+def texts_of(expected):
+    """Return the prompts with the tokens of each temperature."""
+    return [
         [*each.prompt, *known[each.request_id]]
         for known in expected.values()
         for each in requests()
     ]
-    save_mtp(directory, texts)
-    return directory, expected
 
 
-def drafted(directory, temperature, group=None, num_nodes=0, **changes):
-    """Return the tokens with drafts of the MTP layer, and the counts. num_nodes: of trees."""
+def drafted(directory, temperature, group=None, num_nodes=0, *, method="mtp", head=None, **changes):
+    """Return the tokens with drafts, and the counts. num_nodes: of trees.
+
+    head: directory of a head of `method`; None for the MTP layer in `directory`.
+    """
     speculation = SpeculativeConfig.of(
-        method="mtp", num_speculative_tokens=3, model="given", num_draft_tree_tokens=num_nodes
+        method=method, num_speculative_tokens=3, model="given", num_draft_tree_tokens=num_nodes
     )
     config = hybrid_config(speculation=speculation, num_draft_tokens=3, **changes)
-    engine = local_engine(directory, config, group, head=HeadFiles(directory))
+    engine = local_engine(directory, config, group, head=HeadFiles(head or directory))
     return tokens_by(engine, requests(temperature)), engine.stats().counts
 
 
@@ -118,14 +128,50 @@ def test_the_report_and_the_plan_have_the_layer(model):
     directory, _ = model
     report = report_model(directory, Precision("float32", None, is_native=False), 1)
     fits = {each.method: each.fit for each in report.methods}
-    assert (fits["mtp"], fits["eagle3"]) == (Fit.READY, Fit.NO)
+    assert (fits["mtp"], fits["eagle3"]) == (Fit.READY, Fit.NEEDS_FILES)
+    assert fits["colocated_draft_model"] is Fit.NO
     assert report.checkpoint.faults == ()
-    for method, limit in (("mtp", None), ("eagle3", "must be mtp, or a method without")):
+    limits = {"mtp": None, "eagle3": None, "colocated_draft_model": "draft_model: beside recurrent"}
+    for method, limit in limits.items():
         speculation = SpeculativeConfig.of(method=method, model=str(directory))
         config = LLMConfig(model=str(directory), speculative_config=speculation)
         models = Models(report.config, head=None)
         with nullcontext() if limit is None else pytest.raises(InvalidValueError, match=limit):
             check_model_limits(config, models)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("eagle3", SMALL_POOL),
+        ("dflash", {"async_scheduling": True, "num_nodes": 8}),
+        *(
+            pytest.param(method, changes, marks=pytest.mark.slow)
+            for method in HEADS_OF_OTHER_FILES
+            for changes in (SMALL_POOL, {"async_scheduling": True}, {"num_nodes": 8})
+        ),
+    ],
+)
+def test_other_heads_change_no_token(model, tmp_path, method, changes):
+    directory, expected = model
+    head = HEADS[method](directory, tmp_path, texts_of(expected))
+    found, counts = drafted(directory, 0.8, method=method, head=head, **changes)
+    assert found == expected[0.8]
+    assert counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("family", [name for name in HYBRIDS if name not in (QUICK, *SLOW)])
+def test_heads_read_the_layers_of_every_family(tmp_path, family, method):
+    directory = tmp_path / "model"
+    save_family(directory, family)
+    train_tokenizer(383).save_pretrained(directory)
+    expected = {0.8: tokens_by(local_engine(directory, hybrid_config(0)), requests(0.8))}
+    head = HEADS[method](directory, tmp_path / "head", texts_of(expected))
+    found, counts = drafted(directory, 0.8, method=method, head=head, **SMALL_POOL)
+    assert found == expected[0.8]
+    assert counts.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.slow

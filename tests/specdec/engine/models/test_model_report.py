@@ -110,10 +110,11 @@ def test_the_report_is_in_words(tmp_path, family):
     assert not any(re.search(r"[a-z]+=|[{<]|frozenset", line) for line in lines), lines
     fits = {each.method: each.fit for each in report.methods}
     assert {fits["ngram"], fits["draft_model"]} == {Fit.READY, Fit.NEEDS_FILES}
+    assert fits["eagle3"] is Fit.NEEDS_FILES
     (memory,), recurrent = report.ranks, report.config.recurrent
     assert (memory.state_bytes > 0) == (memory.guess_bytes > 0) == (recurrent is not None)
     if recurrent is not None:
-        assert fits["colocated_draft_model"] is fits["eagle3"] is Fit.NO
+        assert fits["colocated_draft_model"] is Fit.NO
         assert "separate ranks (draft_model)" in reasons["colocated_draft_model"]
         assert memory.state_bytes == recurrent.state_bytes("float32")
 
