@@ -172,9 +172,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     is_own = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
     is_dspark = _predicts_from_anchor(fields)
-    decoder = read_layers(layers, names, target)
-    if "embed_tokens.weight" not in names and not speculators.is_speculators(fields):
-        decoder = with_embedding_scale(decoder, target)
+    decoder = _read_decoder(fields, layers, names, target)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
         decoder=decoder,
@@ -203,6 +201,15 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         (*notes, *default_note(shape.layers_read, is_given=is_given)),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
+
+
+def _read_decoder(
+    fields: Fields, layers: Fields, names: TensorNames, target: ModelConfig
+) -> ModelConfig:
+    """Read the layers. The library speculators trains on the target's table without its factor."""
+    decoder = read_layers(layers, names, target)
+    is_scaled = "embed_tokens.weight" not in names and not speculators.is_speculators(fields)
+    return with_embedding_scale(decoder, target) if is_scaled else decoder
 
 
 def _is_block_drafter(source: HeadSource) -> bool:

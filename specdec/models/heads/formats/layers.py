@@ -25,8 +25,6 @@ def read_layers(
     The tensors decide about the number of layers, inner size, biases and norms. num_layers: with
     full attention, where config.json describes the layers of another model, such as the target.
     """
-    if fields.raw.get("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "silu")
     hidden_size = fields.count("hidden_size", target.hidden_size)
     num_heads = fields.count("num_attention_heads")
     windows = (None,) * num_layers if num_layers else _read_windows(fields, names)
@@ -165,7 +163,9 @@ def layers_note(fields: Fields, decoder: ModelConfig) -> tuple[str, ...]:
 
 
 def _inner_size(fields: Fields, names: TensorNames) -> int:
-    """Return the hidden units of an MLP."""
+    """Return the hidden units of an MLP, whose activation must be silu."""
+    if fields.raw.get("hidden_act", "silu") != "silu":
+        raise fields.error("hidden_act", "silu")
     gate, up = (names.shapes.get(f"layers.0.mlp.{each}_proj.weight") for each in ("gate", "up"))
     if gate is not None and gate == up and gate[0] > 0:
         return gate[0]
