@@ -124,7 +124,7 @@ def _by_torch() -> Iterator[str]:
             ),
             (
                 "Gemma 4",
-                "layers of different shapes; without LoRA, draft heads and `specdec train`",
+                "layers of different shapes; without LoRA and `specdec train`",
                 "refused",
             ),
         ],
@@ -142,9 +142,9 @@ _RECURRENT_SUPPORT = (
     ),
     (
         "drafting",
-        "lookups, draft models, and the MTP layers of Qwen3-Next and Qwen 3.5 (`mtp`), not those "
-        "of Nemotron-H, which are single blocks with a norm each; any verifier; chains, and on a "
-        "CPU trees; no other draft heads, and no `specdec train`",
+        "lookups, draft models on their own ranks, and draft heads; the MTP layers of Qwen3-Next "
+        "and Qwen 3.5 (`mtp`), not those of Nemotron-H, which are single blocks with a norm each; "
+        "any verifier; chains, and on a CPU trees; no `specdec train`",
     ),
     (
         "as draft models",

@@ -9,14 +9,16 @@ import pytest
 
 from specdec.config.engine import ModelOptions, snapshot_interval
 from specdec.config.llm import LLMConfig
+from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_speculation
 from specdec.engine.memory.gpu_memory import divide_gpus
 from specdec.engine.memory.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory.kv_pools import draft_pool, target_pool
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.weight_memory import draft_state_bytes
+from specdec.engine.models.model_limits import check_model_limits
 from specdec.engine.models.model_report import Fit, Precision, report_model
-from specdec.engine.models.model_resolution import resolve_models
+from specdec.engine.models.model_resolution import Models, resolve_models
 from specdec.llm.arguments import read_arguments
 from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
@@ -149,6 +151,13 @@ def test_settings_that_families_by_torch_lack_are_refused(tmp_path, family, sett
     with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
         plan(tmp_path, **settings)
     assert limit in str(refused.value)
+
+
+def test_layers_of_different_shapes_have_draft_heads(tmp_path):
+    save_family(tmp_path, "gemma4")
+    speculation = SpeculativeConfig.of(method="eagle3", model="given")
+    config = LLMConfig(model=str(tmp_path), speculative_config=speculation)
+    check_model_limits(config, Models(ModelConfig.from_directory(tmp_path), head=None))
 
 
 @pytest.mark.parametrize("family", ["llama4", "deepseek-v3.2"])
