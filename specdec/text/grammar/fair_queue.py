@@ -99,10 +99,12 @@ class FairQueue(Generic[Item]):
         return bool(sharers)
 
     def finish(self, item: Item) -> None:
-        """Record the end of a running item."""
+        """Record the end of a running item. Keep turns while a caller with a later one waits."""
         self._runs_for.pop(item).num_running -= 1
+        later = [each for each in self._callers.values() if each.turn > self._turn]
+        is_later_waiting = any(each.waiting for each in later)
         self._callers = {
             name: each
             for name, each in self._callers.items()
-            if each.num_open or each.turn > self._turn
+            if each.num_open or (is_later_waiting and each.turn > self._turn)
         }

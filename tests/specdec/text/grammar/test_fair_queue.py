@@ -79,6 +79,17 @@ def test_callers_are_served_in_turn():
     assert taken == ["a0", "b0", "c0", "a1", "b1", "c1"]
 
 
+@pytest.mark.parametrize("is_never_idle", [False, True])
+def test_callers_are_forgotten_while_no_later_turn_waits(is_never_idle):
+    queue, running = FairQueue(), []
+    for caller in range(9):
+        queue.put(caller, caller, 8)
+        running.append(queue.take())
+        if len(running) > is_never_idle:
+            queue.finish(running.pop(0))
+    assert len(queue._callers) == len(running) == is_never_idle
+
+
 def test_an_item_of_two_callers_runs_at_the_turn_of_either():
     queue = FairQueue()
     for item in ("bomb 0", "bomb 1", "shared"):
