@@ -51,7 +51,10 @@ _MATCHES_PER_TREE = 8
 """Lengths of matches whose branches fill a tree of drafts; each takes some ten microseconds."""
 
 MAX_NODES = 2**20
-"""Most nodes of all trees together; about as many tokens."""
+"""Most nodes of all trees together; about as many tokens, unless outputs repeat each other."""
+
+_TOKENS_PER_NODE = 2
+"""Limit of the tokens of all outputs together, those that wait too, for each node of the trees."""
 
 _NODE_BYTES = 170
 MAX_CACHE_BYTES = _NODE_BYTES * MAX_NODES
@@ -267,6 +270,7 @@ class OutputCache:
         self._outputs: deque[_Output] = deque()
         self._trees: dict[Tenant, SuffixTree] = {}
         self._num_nodes = 0
+        self.num_tokens = 0  # of outputs that are completely in a tree
 
     @property
     def num_outputs(self) -> int:
@@ -307,13 +311,18 @@ class OutputCache:
             tree.check_integrity()
         assert self._num_nodes == sum(tree.num_nodes for tree in self._trees.values())
         assert self.num_pending_tokens == sum(len(each.token_ids) for each in self._pending)
+        assert self.num_tokens == sum(len(each.token_ids) for each in self._outputs)
         held = (*self._outputs, *self._pending)
         assert set(self._trees) == {each.tenant for each in held if each.end > each.first}
 
     @property
     def _is_over_limit(self) -> bool:
         """Return whether to evict; an output that is partly evicted is evicted completely."""
-        is_beyond = self.num_outputs > self._max_outputs or self._num_nodes > self._max_nodes
+        is_beyond = (
+            self.num_outputs > self._max_outputs
+            or self._num_nodes > self._max_nodes
+            or self.num_tokens + self.num_pending_tokens > _TOKENS_PER_NODE * self._max_nodes
+        )
         return is_beyond or bool(self._outputs and self._outputs[0].first)
 
     def _drop_pending(self) -> None:
@@ -332,6 +341,7 @@ class OutputCache:
         if output.end == len(output.token_ids):
             self._outputs.append(self._pending.popleft())
             self.num_pending_tokens -= len(output.token_ids)
+            self.num_tokens += len(output.token_ids)
 
     def _evict_token(self) -> None:
         output = self._outputs[0]
@@ -342,6 +352,7 @@ class OutputCache:
         output.first += 1
         if output.first == len(output.token_ids):
             self._outputs.popleft()
+            self.num_tokens -= len(output.token_ids)
         if not tree.num_nodes:
             del self._trees[output.tenant]
 

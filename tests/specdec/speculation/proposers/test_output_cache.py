@@ -58,6 +58,19 @@ def test_an_output_over_the_limit_evicts_no_other():
     assert cache.num_outputs == 1
 
 
+def test_outputs_that_repeat_each_other_are_limited_by_their_tokens():
+    """Their trees have few nodes, but each output keeps its text."""
+    cache = OutputCache(4, max_outputs=ALL, max_nodes=20)
+    for _ in range(30):
+        cache.add("a", [1] * 5)
+        cache.maintain(5)
+        cache.check_integrity()
+        assert cache.num_tokens + cache.num_pending_tokens <= 40
+    cache.maintain(ALL)
+    assert cache.num_outputs == 8
+    assert cache.num_nodes < 20
+
+
 def test_outputs_that_end_faster_than_they_are_inserted_do_not_pile_up():
     """Each step brings ten tokens, and inserts and evicts six."""
     cache = OutputCache(4, max_outputs=2, max_nodes=40)
