@@ -9,7 +9,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -168,18 +168,16 @@ class LLMEngine:
             return nullcontext()
         if not isinstance(lora, LoRARequest):
             raise InvalidValueError("lora_request", lora, "a specdec.LoRARequest, or None")
-        return self._lora_ids.used_by_call(lora, self._adapter_names)
+        adapters = require_adapters(self.setup.adapters)
+        return self._lora_ids.used_by_call(lora, adapters.names)
 
     def unload_order(self, lora: str | int) -> AdapterOrder:
         """Return the order to unload an adapter, by name or `lora_int_id`.
 
         Raises InvalidValueError for the id of no adapter, and where none can be loaded.
         """
-        return AdapterOrder.unload(self._lora_ids.name_of(lora, self._adapter_names))
-
-    @property
-    def _adapter_names(self) -> Collection[str]:
-        return require_adapters(self.setup.adapters).names()
+        adapters = require_adapters(self.setup.adapters)
+        return AdapterOrder.unload(self._lora_ids.name_of(lora, adapters.names()))
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
         if isinstance(prompt, Conversation):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
@@ -36,18 +36,22 @@ class LoRAIds:
         return name
 
     @contextmanager
-    def used_by_call(self, lora: LoRARequest, present: Collection[str]) -> Iterator[None]:
+    def used_by_call(
+        self, lora: LoRARequest, present: Callable[[], Collection[str]]
+    ) -> Iterator[None]:
         """Reserve the id for a call. Raises InvalidValueError if it is another adapter's.
 
-        present: names of the adapters that are loaded or ordered.
+        present: returns the names of the adapters that are loaded or ordered.
         """
         number = lora.lora_int_id
         with self._lock:
+            names = present()
             known = self._names.get(number, lora.lora_name)
-            if known != lora.lora_name and (self._num_calls[number] or known in present):
+            if known != lora.lora_name and (self._num_calls[number] or known in names):
                 limit = f"one that no other adapter has; {known} has this one"
                 raise InvalidValueError("lora_int_id", number, limit)
-            for former in [each for each, name in self._names.items() if name == lora.lora_name]:
+            kept = {*names} - {lora.lora_name}
+            for former in [each for each, name in self._names.items() if name not in kept]:
                 if not self._num_calls[former]:
                     del self._names[former]
             self._names[number] = lora.lora_name
@@ -57,3 +61,5 @@ class LoRAIds:
         finally:
             with self._lock:
                 self._num_calls[number] -= 1
+                if not self._num_calls[number]:
+                    del self._num_calls[number]
