@@ -1,7 +1,8 @@
 """The server's side of an HTTP connection, with limits on clients that send or read nothing.
 
 uvicorn's parser keeps header names and values, chunk extensions and trailers of any size. Its
-responses wait indefinitely for clients that do not read, and send head and body apart.
+responses wait indefinitely for clients that do not read, and send head and body apart. A connection
+that is reset between requests stays in memory until it would have been idle for too long.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class BoundedConnection(HttpToolsProtocol):
         """End the request, which is cancelled."""
         self._stop_receive_timer()
         self._stop_write_timer()
+        self._unset_keepalive_if_required()  # also after a reset, unlike uvicorn
         super().connection_lost(exc)
         if not self._lost.done():
             self._lost.set_result(None)

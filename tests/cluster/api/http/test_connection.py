@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 from contextlib import AsyncExitStack
 
 import pytest
@@ -207,6 +209,25 @@ async def test_waiting_connections_take_no_place_of_new_ones(monkeypatch):
 
 
 RELEASED = asyncio.Event()
+
+
+async def test_a_connection_that_is_reset_is_not_kept_by_its_timer():
+    made = []
+
+    class Recorded(BoundedConnection):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(self)
+
+    async with running_server(hello, http=Recorded) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(START + b"\r\n")
+        assert b"hello" in await reader.readuntil(b"0\r\n\r\n")
+        peer = writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await eventually(lambda: made[0]._lost.done())
+        assert made[0].timeout_keep_alive_task is None
 
 
 async def until_asked(scope, receive, send):
