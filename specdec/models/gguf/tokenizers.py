@@ -10,9 +10,18 @@ from specdec.types.errors import UnsupportedModelError
 
 _SPACE = "\u2581"
 _TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
-_GPT2_PRE = ("default", "gpt-2")
+_DEFAULT_PRE = "default"
+_GPT2_PRE = (_DEFAULT_PRE, "gpt-2")
 _DIGITS_PRE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """GPT-2's pattern, after each digit is split off."""
+
+_DEFAULT_SPLITS = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+"""Patterns of llama.cpp for a file that names none, or `default`; each splits what others left."""
 
 _WHOLE_WORDS_PRE = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
@@ -33,6 +42,8 @@ def convert_tokenizer(path: Path, metadata: Mapping[str, Any], *, splits_digits:
 
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     if kind == "gpt2":
+        if not splits_digits and pre in (None, "", _DEFAULT_PRE):
+            _split_by_default(tokenizer.backend_tokenizer)
         _adjust_bytes(tokenizer, metadata, splits_digits=splits_digits or pre in _DIGITS_PRE)
     elif metadata.get("tokenizer.ggml.add_space_prefix") is False:
         _leave_out_prefix(tokenizer.backend_tokenizer)
@@ -62,6 +73,15 @@ def _adjust_bytes(tokenizer: Any, metadata: Mapping[str, Any], *, splits_digits:
         backend.model.ignore_merges = True
         if "tokenizer.ggml.add_bos_token" not in metadata and tokenizer.bos_token is not None:
             tokenizer.add_bos_token = True
+
+
+def _split_by_default(backend: Any) -> None:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    splits = [Split(Regex(each), behavior="isolated") for each in _DEFAULT_SPLITS]
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = Sequence([*splits, to_bytes])
 
 
 def _leave_out_prefix(backend: Any) -> None:

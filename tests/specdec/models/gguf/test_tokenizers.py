@@ -80,7 +80,8 @@ def test_the_template_for_tools_is_read(tmp_path, has_default):
 def byte_level(path, model_dir, pre, architecture="llama", **keys):
     def add(writer):
         add_tokenizer(writer, model_dir)
-        writer.add_tokenizer_pre(pre)
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
         writer.add_bos_token_id(1)
         for name, value in keys.items():
             getattr(writer, f"add_{name}")(value)
@@ -94,11 +95,23 @@ def byte_level(path, model_dir, pre, architecture="llama", **keys):
 def test_digits_are_pieces_where_the_file_names_such_a_pattern(
     tiny_model_dir, tmp_path, pre, architecture
 ):
-    for name, count in ((pre, 4), ("default", 1)):
+    for name, count in ((pre, 4), ("gpt-2", 1)):
         tokenizer = byte_level(tmp_path / "m.gguf", tiny_model_dir, name, architecture)
         tokenizer.save_pretrained(tmp_path / name)
         loaded = Tokenizer(tmp_path / name).transformers.backend_tokenizer
         assert len(loaded.pre_tokenizer.pre_tokenize_str("2003")) == count
+
+
+@pytest.mark.parametrize("pre", ["default", None])
+def test_a_file_without_a_pattern_is_split_as_by_llama_cpp(tiny_model_dir, tmp_path, pre):
+    text = "a==b (2003), it's  1,5\n"
+    tokenizer = byte_level(tmp_path / "m.gguf", tiny_model_dir, pre)
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    found = [text[begin:end] for _, (begin, end) in pieces]
+    assert found == [
+        *("a", "==", "b", " ", "(", "200", "3", "),", " it", "'", "s", " ", " ", "1", ",", "5"),
+        "\n",
+    ]
 
 
 @pytest.mark.parametrize(
