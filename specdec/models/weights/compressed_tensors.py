@@ -16,6 +16,7 @@ With [out, in] the shape of a weight and p = 32 // bits the values in an integer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from specdec.models.weights.weight_slices import (
 )
 from specdec.types.errors import UnsupportedModelError
 
+_PATTERN, _UNNAMED = "re:", 3
 _BYTES, _INDICES = ("I8", "F8_E4M3", "F8_E5M2"), ("I32", "I64")
 
 PACKED = "pack-quantized"
@@ -53,13 +55,56 @@ _FP4 = {"nvfp4-pack-quantized": True, "mxfp4-pack-quantized": False}
 
 
 @dataclass(frozen=True)
+class LayerGroup:
+    """Layers that config.json describes together.
+
+    names: of modules. patterns: of names. has_class: whether a target is a class of modules.
+    """
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    has_class: bool
+    is_symmetric: bool
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> LayerGroup:
+        """Return the group of an entry of `config_groups`; patterns that are invalid name none."""
+        targets = described.get("targets")
+        given = tuple(map(str, targets)) if isinstance(targets, list) else ()
+        names = frozenset(each for each in given if not each.startswith(_PATTERN))
+        patterns = map(_pattern, (each for each in given if each not in names))
+        return cls(
+            names,
+            tuple(each for each in patterns if each is not None),
+            any(each[:1].isupper() for each in names),
+            _is_symmetric(described["weights"]),
+        )
+
+    def rank(self, module: str) -> int:
+        """Return how closely a module is named: 0 by its name, 1 by a pattern, 2 by its class."""
+        if module in self.names:
+            return 0
+        if any(each.match(module) for each in self.patterns):
+            return 1
+        return 2 if self.has_class else _UNNAMED
+
+
+def _pattern(target: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(target.removeprefix(_PATTERN))
+    except (re.error, OverflowError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True)
 class CompressedTensors:
     """A WeightFormat: integers, packed or not, or 8-bit floats.
 
     format, type: as in config.json; the tensors decide how they are read. bits: of a packed value.
     group_size: inputs that share a scale; None where scales are not by group. block: outputs and
     inputs that share a scale; None where scales are not by block. is_symmetric: whether weights may
-    lack zero points. is_reordered: whether they may not lack the group of each input.
+    lack zero points. is_reordered: whether they may not lack the group of each input. groups: all
+    groups of layers, of this layout or another, where only some may lack zero points.
     """
 
     format: str
@@ -69,6 +114,7 @@ class CompressedTensors:
     block: tuple[int, int] | None
     is_symmetric: bool = True
     is_reordered: bool = False
+    groups: tuple[LayerGroup, ...] = ()
 
     def __str__(self) -> str:
         """Return the keys that describe it."""
@@ -128,7 +174,7 @@ class CompressedTensors:
         scales = sibling(name, "weight_scale")
         yield require_tensor(tensors, scales, SCALES, *self._scale_shapes(shape))
         zeros, index = sibling(name, "weight_zero_point"), sibling(name, "weight_g_idx")
-        if zeros in tensors or not self.is_symmetric:
+        if zeros in tensors or self._has_zero_points(name):
             out, expected = shape[0], list(self._alike(tensors.shape(scales)))
             is_packed = tensors.dtype(zeros) == "I32" and name not in tensors and self.block is None
             if is_packed and tensors.shape(scales) not in ONE_SCALE:
@@ -137,6 +183,16 @@ class CompressedTensors:
             yield require_tensor(tensors, zeros, (*FLOATS, *_BYTES, *_INDICES, "U8"), *expected)
         if index in tensors or self.is_reordered:
             yield require_tensor(tensors, index, _INDICES, (shape[1],))
+
+    def _has_zero_points(self, name: str) -> bool:
+        """Return whether a weight may not lack zero points, by the groups that name it closest."""
+        if not self.is_symmetric:
+            return True
+        module = name.removesuffix(".weight")
+        ranks = [(each.rank(module), each.is_symmetric) for each in self.groups]
+        closest = min((rank for rank, _ in ranks), default=_UNNAMED)
+        own = [is_symmetric for rank, is_symmetric in ranks if rank == closest < _UNNAMED]
+        return bool(own) and not any(own)
 
     def _alike(self, scales: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of tensors that are read as scales of this shape are."""
@@ -264,11 +320,14 @@ def compressed_tensors(config: Mapping[str, Any]) -> tuple[CompressedTensors | P
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense" or config.get("transform_config"):
         return ()
-    groups = (config.get("config_groups") or {}).values()
-    described = [each for each in groups if each.get("weights")] or [{}]
+    described = [
+        each for each in (config.get("config_groups") or {}).values() if each.get("weights")
+    ]
+    is_mixed = len({_is_symmetric(each["weights"]) for each in described}) > 1
+    groups = tuple(LayerGroup.of(each) for each in described) if is_mixed else ()
     layouts = [
-        _layout(str(each.get("format") or config.get("format")), each.get("weights") or {})
-        for each in described
+        _layout(str(each.get("format") or config.get("format")), each.get("weights") or {}, groups)
+        for each in described or [{}]
     ]
     found = tuple(each for each in dict.fromkeys(layouts) if each is not None)
     return found if None not in layouts else ()
@@ -285,7 +344,13 @@ def _num_dense_words(num_values: int, bits: int) -> int:
     return -(-num_values * bits // 32)
 
 
-def _layout(kind: str, weights: Mapping[str, Any]) -> CompressedTensors | PackedFp4 | None:
+def _is_symmetric(weights: Mapping[str, Any]) -> bool:
+    return weights.get("symmetric") is not False
+
+
+def _layout(
+    kind: str, weights: Mapping[str, Any], groups: tuple[LayerGroup, ...]
+) -> CompressedTensors | PackedFp4 | None:
     """Return the layout of the weights of a group of layers; None for one that is not supported."""
     if kind in _FP4:
         return PackedFp4(_FP4[kind])
@@ -299,8 +364,9 @@ def _layout(kind: str, weights: Mapping[str, Any]) -> CompressedTensors | Packed
         bits,
         None if group_size in (None, -1) else count(weights, "group_size"),
         None if weights.get(block) is None else block_sizes(weights, block),
-        is_symmetric=weights.get("symmetric") is not False,
+        is_symmetric=_is_symmetric(weights),
         is_reordered=weights.get("actorder") in ("group", True),
+        groups=groups,
     )
 
 

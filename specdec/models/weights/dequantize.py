@@ -140,8 +140,9 @@ class Float8:
 class SeveralLayouts:
     """Layouts for different layers: a weight has the one that its tensors are of.
 
-    Their types and shapes decide, and not the patterns of names in config.json. A weight whose
-    tensors are of several layouts, which would read them differently, is refused.
+    Their types and shapes decide, and not the patterns of names in config.json, except for zero
+    points that are missing. A weight whose tensors are of several layouts, which would read them
+    differently, is refused.
     """
 
     layouts: tuple[WeightFormat, ...]

@@ -109,6 +109,50 @@ def test_a_missing_tensor_is_named_where_no_layout_fits(tmp_path):
         layout.parts(tensors, "a.weight", (64, 192))
 
 
+CLASS, PATTERN, NAME = (["Linear"], ["re:.*a$"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("of_symmetric", "of_asymmetric", "is_read"),
+    [
+        (CLASS, PATTERN, False),
+        (PATTERN, NAME, False),
+        (["re:b"], CLASS, False),
+        (NAME, CLASS, True),
+        (PATTERN, CLASS, True),
+        (CLASS, ["b", "re:b", "re:(", "re:a{99999999999}"], True),
+        (CLASS, CLASS, True),
+    ],
+)
+def test_a_layer_of_an_asymmetric_group_without_zero_points_is_refused(
+    tmp_path, of_symmetric, of_asymmetric, is_read
+):
+    """The tensors alone fit the symmetric layout too."""
+    config = config_of(FOUR_BITS, ASYMMETRIC)
+    for group, targets in zip(
+        config["config_groups"].values(), (of_symmetric, of_asymmetric), strict=True
+    ):
+        group["targets"] = targets
+    layout, tensors = weight_format(config), stored(tmp_path, compressed)
+    if is_read:
+        assert layout.parts(tensors, "a.weight", (64, 192))
+        return
+    with pytest.raises(UnsupportedModelError, match=r"no tensor a\.weight_zero_point"):
+        layout.parts(tensors, "a.weight", (64, 192))
+
+
+def test_targets_are_compiled_once_and_only_where_they_decide(tmp_path, monkeypatch):
+    config = config_of(FOUR_BITS, ASYMMETRIC)
+    for group, targets in zip(config["config_groups"].values(), (PATTERN, ["re:b"]), strict=True):
+        group["targets"] = targets
+    layout, tensors = weight_format(config), stored(tmp_path, compressed)
+    monkeypatch.setattr("specdec.models.weights.compressed_tensors.re", None)
+    assert layout.parts(tensors, "a.weight", (64, 192))
+    config = config_of(FOUR_BITS, FOUR_BITS | {"num_bits": 8})
+    config["config_groups"]["0"]["targets"] = PATTERN
+    assert [each.groups for each in weight_format(config).layouts] == [(), ()]
+
+
 @pytest.mark.parametrize(
     "zeros", [torch.zeros(2, dtype=torch.int8), torch.zeros(8, 1, dtype=torch.int32)]
 )
