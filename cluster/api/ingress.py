@@ -33,7 +33,7 @@ from cluster.api.grpc.servicers import (
 )
 from cluster.api.grpc.status import GenericServer
 from cluster.api.http.connection import KEEP_ALIVE_S, BoundedConnection
-from cluster.config.network import address_of
+from cluster.config.network import address_of, listening_socket
 from cluster.config.serve_config import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -138,8 +138,7 @@ class EmbeddedIngress:
             raise self._failure
 
     def _open_http_socket(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
-        return socket.create_server((self._config.host, self._config.http_port), family=family)
+        return listening_socket(self._config.host, self._config.http_port)
 
     def _open_grpc_port(self) -> None:
         config = self._config

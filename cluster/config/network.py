@@ -19,13 +19,27 @@ _HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0
 def listen_error(host: str, port: int) -> OSError | None:
     """Return the error of binding to an address, or None if it is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            return error
+    except OSError as error:
+        return error
     return None
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; on `::` for IPv4 too, as gRPC does. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=takes_ipv4_too(host))
+
+
+def takes_ipv4_too(host: str) -> bool:
+    """Return whether a host is `::`, in any spelling."""
+    try:
+        return ":" in host and ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def check_certificate(certificate: Path | None, key: Path | None) -> None:

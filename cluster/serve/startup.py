@@ -189,7 +189,7 @@ def _require_free_port(config: ServeConfig, setting: str) -> None:
     if (error := listen_error(config.host, port)) is None:
         return
     reason = (error.strerror or str(error)).lower()
-    message = f"cannot listen on {config.host}:{port} ({setting}): {reason}"
+    message = f"cannot listen on {address_of(config.host, port)} ({setting}): {reason}"
     raise StartupError(message) from error
 
 

@@ -18,6 +18,7 @@ from cluster.api.front_ends.messages import RouterState, Start
 from cluster.api.front_ends.router_end import Method, RouterEnd
 from cluster.api.front_ends.shared_counters import SharedCounters
 from cluster.api.ingress import open_with_retries
+from cluster.config.network import listening_socket, takes_ipv4_too
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.orders import AbortOrder
 from cluster.replica.replica_router import ReplicaRouter
@@ -219,13 +220,13 @@ def state_of(router: ReplicaRouter) -> RouterState:
 
 def reserve(host: str, port: int, count: int) -> list[socket.socket]:
     """Return sockets that are bound to a port which no other service has. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host, port), family=family).close()  # raises if it is in use
+    with listening_socket(host, port) as first:  # raises if it is in use
+        family = first.family
     found = []
     for _ in range(count):
         each = socket.socket(family)
-        if family == socket.AF_INET6:  # as `create_server` does
-            each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family == socket.AF_INET6:
+            each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not takes_ipv4_too(host))
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         each.bind((host, port))

@@ -158,8 +158,9 @@ class _CurveServer:
         self._pair.curve_server = True
         self._pair.curve_secretkey = keys.secret
         self._pair.curve_publickey = keys.public
-        port = self._pair.bind_to_random_port(f"tcp://{host}")
-        self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public)
+        self._pair.ipv6 = ":" in host
+        place = f"tcp://[{host}]" if self._pair.ipv6 else f"tcp://{host}"
+        self.endpoint = Endpoint(f"{place}:{self._pair.bind_to_random_port(place)}", keys.public)
 
     @property
     def pollable(self) -> zmq.Socket[bytes]:
@@ -300,6 +301,7 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
+    pair.ipv6 = "[" in endpoint.address
     monitored = _ZmqSocket(pair, _Monitor(pair), max_message_bytes)
     pair.connect(endpoint.address)
     return monitored

@@ -1,8 +1,17 @@
 """Formatting of addresses, and loopback addresses."""
 
+import socket
+
 import pytest
 
-from cluster.config.network import HOSTS, address_of, host_names, is_loopback
+from cluster.config.network import (
+    HOSTS,
+    address_of,
+    host_names,
+    is_loopback,
+    listening_socket,
+)
+from tests.cluster.ipv6 import NEEDS_IPV6
 
 
 @pytest.mark.parametrize(
@@ -11,6 +20,26 @@ from cluster.config.network import HOSTS, address_of, host_names, is_loopback
 )
 def test_an_ipv6_address_has_brackets(host, address):
     assert address_of(host, 90) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        *(
+            pytest.param(host, client, marks=NEEDS_IPV6)
+            for host, client in (("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1"))
+        ),
+        pytest.param("0:0:0:0:0:0:0:0", "127.0.0.1", marks=NEEDS_IPV6),
+        pytest.param("::0.0.0.0", "127.0.0.1", marks=NEEDS_IPV6),
+    ],
+)
+def test_the_unspecified_ipv6_address_takes_ipv4_too(host, client):
+    with (
+        listening_socket(host, 0) as listening,
+        socket.create_connection((client, listening.getsockname()[1]), 30),
+    ):
+        listening.accept()[0].close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """The checks of `specdec serve` before it starts Ray, and the message when it is ready."""
 
 import json
+import re
 import socket
 from collections import defaultdict
 from types import SimpleNamespace
@@ -70,8 +71,9 @@ def test_a_port_in_use(start, setting):
 
 
 def test_a_host_of_another_machine(start):
-    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.7"):
-        start(host="203.0.113.7")
+    for host, address in (("203.0.113.7", "203.0.113.7"), ("2001:db8::1", "[2001:db8::1]")):
+        with pytest.raises(StartupError, match=rf"cannot listen on {re.escape(address)}:\d+ "):
+            start(host=host)
 
 
 def test_a_missing_model(start):

@@ -25,6 +25,7 @@ from cluster.api.http_app import make_app
 from specdec.client import AdminClient, AsyncClient
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.cluster.admin_service import operator_service
+from tests.cluster.ipv6 import NEEDS_IPV6
 from tests.e2e.conftest import free_ports
 
 BODY = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 20, "temperature": 0}
@@ -131,6 +132,21 @@ def test_a_port_of_another_service_is_not_shared():
     taken = socket.create_server(("127.0.0.1", 0), reuse_port=True)
     with taken, pytest.raises(OSError, match="in use"):
         reserve("127.0.0.1", taken.getsockname()[1], 2)
-    one, other = reserve("127.0.0.1", free_ports(1)[0], 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_for_ipv6_alone"),
+    [
+        ("127.0.0.1", None),
+        pytest.param("::1", True, marks=NEEDS_IPV6),
+        pytest.param("::", False, marks=NEEDS_IPV6),
+        pytest.param("0::0", False, marks=NEEDS_IPV6),
+    ],
+)
+def test_sockets_of_one_port_take_what_its_first_does(host, is_for_ipv6_alone):
+    one, other = reserve(host, free_ports(1)[0], 2)
     assert one.getsockname() == other.getsockname()
+    if is_for_ipv6_alone is not None:
+        found = one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        assert bool(found) is is_for_ipv6_alone
     one.close(), other.close()

@@ -12,6 +12,7 @@ import zmq
 from cluster.workers.transport import transport
 from cluster.workers.transport.transport import CurveKeys, Endpoint, Listener, connect
 from cluster.workers.transport.unix_socket import PeerGoneError, UnixSocket
+from tests.cluster.ipv6 import NEEDS_IPV6
 
 TIMEOUT_MS = 30_000
 TIMEOUT_S = 30.0
@@ -29,9 +30,9 @@ def context():
 def listen(tmp_path):
     opened = []
 
-    def open_listener(transport, peer_public_key, **options):
+    def open_listener(transport, peer_public_key, host="127.0.0.1", **options):
         path = tmp_path / "steps"
-        opened.append(Listener(transport, "127.0.0.1", peer_public_key, path, **options))
+        opened.append(Listener(transport, host, peer_public_key, path, **options))
         return opened[-1]
 
     yield open_listener
@@ -64,10 +65,13 @@ def pair(context, listen, timeout_s):
     router.close()
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_messages_arrive_whole_and_in_order(context, listen, transport):
+@pytest.mark.parametrize(
+    ("transport", "host"),
+    [("ipc", ""), ("tcp", "127.0.0.1"), pytest.param("tcp", "::1", marks=NEEDS_IPV6)],
+)
+def test_messages_arrive_whole_and_in_order(context, listen, transport, host):
     keys = CurveKeys.generate()
-    listener = listen(transport, keys.public)
+    listener = listen(transport, keys.public, host)
     router = connect(context, listener.endpoint, keys, TIMEOUT_S)
     worker = listener.accept()
     messages = [[b"header %d" % i, b"", b"x" * 1000 * i] for i in range(10)]
