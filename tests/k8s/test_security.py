@@ -302,6 +302,15 @@ def test_every_default_can_be_overridden():
             assert container["securityContext"]["readOnlyRootFilesystem"] is False
 
 
+def test_ids_that_openshift_assigns_can_be_null_and_all_else_is_kept():
+    default = pod_specs(render())
+    ids = ("runAsUser", "runAsGroup", "fsGroup")
+    values = {"security": {"podSecurityContext": dict.fromkeys(ids)}}
+    for name, spec in pod_specs(render(values)).items():
+        kept = default[name]["securityContext"].items()
+        assert spec["securityContext"] == {key: each for key, each in kept if key not in ids}
+
+
 NO_KEYS = VALUE_SETS["no keys"]
 SERVICE_NAMES = [
     "demo-specdec-serve-svc",

@@ -1,6 +1,5 @@
 """Tests that the chart's files derive from its typed values, and those from the service."""
 
-import copy
 import json
 import re
 import tomllib
@@ -15,6 +14,7 @@ pytest.importorskip("helm_python", reason="needs helm-python-sdk: pip install -e
 from cluster.config.serve_config import ServeConfig
 from tests.k8s.rendering import CHART, ROOT, parsed, render
 from tests.k8s.validity import check
+from tests.k8s.value_sets import GATEWAY, KEDA
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
 from tools.chart.files import MANIFESTS, generated_files
@@ -191,43 +191,104 @@ def test_manifests_are_valid_and_contain_no_secret():
 
 
 ALL_OBJECTS = {
+    **GATEWAY,
     "head": {"schedulable": True},
     "ingress": {"enabled": True, "host": "a.b", "grpcHost": "c.d"},
     "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "rules", "dashboard")},
     "workerGroups": {"draft": {"enabled": True}},
+    "keda": KEDA,
+    "endpointPicker": {
+        "enabled": True,
+        "slo": "ttft:2000 tpot:40",
+        "scaledObject": {"enabled": True, "name": "pool"},
+    },
 }
 
 
-def mappings_and_lists(values, path=()):
-    """Return the paths of all mappings and lists with what they contain."""
-    found = [((*path, key), each) for key, each in values.items() if isinstance(each, dict | list)]
-    below = (mappings_and_lists(each, at) for at, each in found if isinstance(each, dict))
-    return [*found, *(each for group in below for each in group)]
+FEW_OBJECTS = {
+    name: each for name, each in ALL_OBJECTS.items() if name not in ("keda", "endpointPicker")
+}
+"""Those that need no group of a name."""
+
+
+def paths(values, path=()):
+    """Return the paths of all values, those of mappings before those below."""
+    below = (paths(each, (*path, key)) for key, each in values.items() if isinstance(each, dict))
+    return [(*path, key) for key in values] + [each for group in below for each in group]
+
+
+def value_at(values, path):
+    for key in path:
+        values = values[key]
+    return values
+
+
+def with_value(values, path, value):
+    """Return a copy of values with one replaced."""
+    key, *rest = path
+    return {**values, key: with_value(values.get(key) or {}, rest, value) if rest else value}
+
+
+DEFAULTS = yaml.safe_load(VALUES)
+PATHS = paths(DEFAULTS)
+REJECTED = {
+    **dict.fromkeys(
+        (
+            *("auth", "auth.apiKeys", "auth.adminToken", "networkPolicy", "security"),
+            *("security.podSecurityContext", "security.containerSecurityContext"),
+        ),
+        "must not be null",
+    ),
+    **dict.fromkeys(("models", "gatewayApi.parentRefs", "gatewayApi.grpcHostnames"), ""),
+}
+
+
+def rendered(values):
+    """Return the objects without the secrets, which are random."""
+    return [each for each in render(values) if each["kind"] != "Secret"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PATHS if isinstance(value_at(DEFAULTS, path), dict | list)],
+    ids=".".join,
+)
+def test_a_mapping_or_list_that_is_null_is_off_or_empty_or_rejected_with_its_name(path):
+    """A key without a value is null in YAML, and Helm then removes its default."""
+    base = FEW_OBJECTS if path[0] == "workerGroups" else ALL_OBJECTS
+    values, name = with_value(base, path, None), ".".join(path)
+    if name in REJECTED:
+        with pytest.raises(Exception, match=rf"{name}[^:]*: {REJECTED[name]}"):
+            render(values)
+        return
+    objects = rendered(values)
+    switches = [each for each in ("enabled", "create") if each in value_at(DEFAULTS, path)]
+    if switches and base is ALL_OBJECTS:
+        off = with_value(base, path, dict.fromkeys(switches, False))
+        assert objects == rendered(off)
 
 
 def is_section(path):
-    """Return whether the schema lists the keys of a mapping, so that templates rely on them."""
+    """Return whether the schema lists the keys of a mapping, whose defaults Helm would remove."""
     schema = SCHEMA
     for key in path:
-        schema = schema.get("properties", {}).get(key)
-        if schema is None:
-            return False
+        schema = schema.get("properties", {}).get(key, {})
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     return schema.get("additionalProperties") is False
 
 
-@pytest.mark.parametrize(
-    "path", [path for path, _ in mappings_and_lists(yaml.safe_load(VALUES))], ids=".".join
-)
-def test_a_mapping_or_list_without_content_is_empty_or_rejected_with_its_name(path):
-    """A key without a value is null in YAML, and Helm then removes its default."""
-    values = copy.deepcopy(ALL_OBJECTS)
-    of = values
-    for key in path[:-1]:
-        of = of.setdefault(key, {})
-    of[path[-1]] = None
-    if is_section(path) or path == ("models",):
-        with pytest.raises(Exception, match=rf"missing property '{path[-1]}'|models: no model"):
-            render(values)
-    else:
-        assert render(values)
+def test_a_scalar_that_is_null_is_its_default():
+    given = paths(ALL_OBJECTS)
+    nulls = [
+        path
+        for path in PATHS
+        if not isinstance(value_at(DEFAULTS, path), dict | list)
+        and path[-1] not in ("enabled", "create", "mountPath")  # the last is required
+        and path not in given
+        and is_section(path[:-1])  # not in workerGroups, which are named by the user
+    ]
+    assert len(nulls) > 80
+    values = ALL_OBJECTS
+    for path in nulls:
+        values = with_value(values, path, None)
+    assert rendered(values) == rendered(ALL_OBJECTS)

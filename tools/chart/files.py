@@ -20,6 +20,7 @@ from tools.chart.models_values import Model, ModelImage
 from tools.chart.pod_values import WorkerGroup
 from tools.chart.readme import readme_md
 from tools.chart.schema import schema_json
+from tools.chart.security_values import Keys, NetworkPolicy, Security
 from tools.chart.values import ChartValues
 from tools.chart.values_file import values_yaml
 from tools.generated_files import GENERATED_BY_CHART, GeneratedFiles
@@ -70,6 +71,7 @@ def defaults_json() -> str:
     }
     content: dict[str, Any] = {name: _defaults(entry) for name, entry in entries.items()}
     content["groupsInValues"] = sorted(ChartValues().worker_groups)
+    content["absent"] = _absent(ChartValues())
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -80,6 +82,29 @@ def _defaults(model: type[Values]) -> dict[str, Any]:
         for name, field in model.model_fields.items()
         if not field.is_required()
     }
+
+
+def _absent(values: Values) -> dict[str, Any]:
+    """Return what each value stands for where it is null: off, empty, or its default.
+
+    None for what protects the service, whose value must be written.
+    """
+    return {
+        field.alias or name: _absent_value(values, name)
+        for name, field in type(values).model_fields.items()
+    }
+
+
+def _absent_value(of: Values, name: str) -> Any:
+    match getattr(of, name):
+        case Values() as section:
+            return _absent(section)
+        case dict() | list() as content:
+            return None if isinstance(of, Security) else type(content)()
+        case bool() if name in ("enabled", "create"):
+            return None if isinstance(of, Keys | NetworkPolicy) else False
+        case value:
+            return value
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,10 @@ helm test chat --namespace llm
 
 Values below `models[]`, `modelImages[]` and `workerGroups.NAME` apply to each entry. An object
 whose keys are not listed here is passed to Kubernetes unchanged, unless its description states
-otherwise.
+otherwise. `null` switches off what has `enabled` or `create`, empties lists and such objects, also
+those below a section that is `null`, such as the resources of `head`, and is the default otherwise.
+What protects the service must not be `null`: `enabled` below `auth` and `networkPolicy`, and the
+objects of `security`; keys of those objects may be `null`.
 
 | value | type | default | description |
 |---|---|---|---|

@@ -11,28 +11,10 @@ from tools.chart.values import ChartValues
 def schema_json() -> str:
     """Generate the JSON schema of ChartValues, with the key `global` that Helm adds."""
     schema = _cleaned(ChartValues.model_json_schema())
-    _require_sections(schema, schema["$defs"])
     # Set by Helm if this chart is a dependency of another one.
     schema["properties"]["global"] = {"type": "object", "description": "Values of a parent chart"}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of specdec"}
     return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def _require_sections(of: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """Reject null in place of a mapping with known keys, below which templates read values.
-
-    Helm removes a value that is null before it validates. Entries of lists and maps have no such
-    default, and may lack a mapping.
-    """
-    sections = {
-        name: definitions[value["$ref"].rpartition("/")[2]]
-        for name, value in of["properties"].items()
-        if "$ref" in value
-    }
-    if sections:
-        of["required"] = sorted(sections)
-    for each in sections.values():
-        _require_sections(each, definitions)
 
 
 def _cleaned(schema: Any, is_properties: bool = False) -> Any:

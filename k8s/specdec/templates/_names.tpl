@@ -146,6 +146,29 @@ given request, a request at most the given limit.
 {{- mulf (float64 $number) (default 1 (get $factors (trimPrefix $number $text))) -}}
 {{- end -}}
 
+{{/*
+Helm removes values that are null. Put what they stand for in their place: off, empty, or the default.
+Every template begins with this, since any of them may be the first.
+*/}}
+{{- define "specdec.complete" -}}
+{{- $absent := (include "specdec.defaults" . | fromJson).absent -}}
+{{- include "specdec.completed" (dict "values" .Values "absent" $absent "prefix" "") -}}
+{{- end -}}
+
+{{- define "specdec.completed" -}}
+{{- range $key, $absent := .absent -}}
+{{- $at := print $.prefix $key -}}
+{{- if kindIs "invalid" (index $.values $key) -}}
+{{- $_ := set $.values $key (ternary dict $absent (kindIs "map" $absent)) -}}
+{{- end -}}
+{{- if kindIs "map" $absent -}}
+{{- include "specdec.completed" (dict "values" (index $.values $key) "absent" $absent "prefix" (print $at ".")) -}}
+{{- else if kindIs "invalid" (index $.values $key) -}}
+{{- fail (printf "%s: must not be null, which would leave the service unprotected; write its value" $at) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "specdec.defaults" -}}
 {{- .Files.Get "files/defaults.json" -}}
 {{- end -}}
