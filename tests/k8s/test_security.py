@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 import yaml
@@ -198,6 +199,33 @@ def test_offline_pods_have_no_egress_to_the_internet():
 def test_pods_can_connect_to_the_port_of_the_hub(endpoint, port):
     rules = rays_policy(render({"hub": {"endpoint": endpoint}}))["spec"]["egress"]
     assert [rule["ports"] for rule in rules if "ipBlock" in rule["to"][0]] == [[{"port": port}]]
+
+
+@pytest.mark.parametrize("name", ["ipv6", "ipv6 with a picker"])
+def test_pods_with_ipv6_alone_listen_on_it_and_may_connect_by_it(name):
+    text = json.dumps(render(VALUE_SETS[name]))
+    assert not re.search(r"0[.]0[.]0[.]0|127[.]0[.]0[.]1", text)
+    assert '"cidr": "::/0"' in text
+    assert serve_config(render(VALUE_SETS[name]))["http_options"]["host"] == "::"
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "listener"),
+    [
+        ("sidecar", "127.0.0.1", {"address": "0.0.0.0"}),
+        ("ipv6", "[::1]", {"address": "::", "ipv4_compat": True}),
+    ],
+)
+def test_hooks_and_envoy_use_the_ip_family(name, host, listener):
+    objects = render(VALUE_SETS[name])
+    head, *_ = ray_templates(objects)["head"]["spec"]["containers"]
+    hook = head["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert f"RAY_DASHBOARD_ADDRESS=http://{host}:8265;" in hook
+    envoy = yaml.safe_load(only(objects, "ConfigMap", "-envoy")["data"]["envoy.yaml"])
+    listeners = envoy["static_resources"]["listeners"]
+    assert [each["address"]["socket_address"] for each in listeners] == [
+        {**listener, "port_value": port} for port in (8443, 9443)
+    ]
 
 
 def test_only_the_head_with_autoscaler_can_connect_to_the_api_server():

@@ -142,6 +142,12 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "migrationSeconds": 3600,
         "upgrade": {"oldClusterSeconds": 900},
     },
+    "ipv6": {
+        **AUTOSCALER,
+        "ipFamily": "IPv6",
+        "tls": {"mode": "sidecar", "secretName": "cert"},
+    },
+    "ipv6 with a picker": {"ipFamily": "IPv6", "endpointPicker": {"enabled": True}},
     "redis": {"ray": {"gcsFaultTolerance": {"redisAddress": "redis:6379"}}},
     "redis with a password": {
         "ray": {

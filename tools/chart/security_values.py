@@ -188,15 +188,16 @@ class NetworkPolicy(Values):
         "its port",
     )
     hub_cidr: str = Field(
-        "0.0.0.0/0",
-        pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",
-        description="Hosts from which models are downloaded, on port 443; unused with hub.offline",
+        "",
+        pattern=r"^([0-9a-fA-F:.]+/[0-9]+)?$",
+        description="Hosts from which models are downloaded, on port 443; empty: all of ipFamily. "
+        "Unused with hub.offline",
     )
     api_server_cidr: str = Field(
-        "0.0.0.0/0",
-        pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",
-        description="Kubernetes API server, on ports 443 and 6443; only for the head, and only "
-        "with Ray's autoscaler",
+        "",
+        pattern=r"^([0-9a-fA-F:.]+/[0-9]+)?$",
+        description="Kubernetes API server, on ports 443 and 6443; empty: all of ipFamily. Only "
+        "for the head, and only with Ray's autoscaler",
     )
     extra_egress: list[KubernetesObject] = Field(
         default_factory=list,

@@ -69,6 +69,11 @@ class ChartValues(Values):
     )
     hub: Hub = Field(default_factory=Hub, description="Hugging Face Hub")
     storage: Storage = Field(default_factory=Storage, description="Volumes")
+    ip_family: Literal["IPv4", "IPv6"] = Field(
+        "IPv4",
+        description="IP family of the pods; with IPv6 servers listen on ::, and those that clients "
+        "call take IPv4 too where a pod has both",
+    )
     drain_seconds: int = Field(
         30,
         ge=0,

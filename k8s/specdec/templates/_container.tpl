@@ -156,7 +156,7 @@ Head: the Ray cluster ends with it. Delete the applications first, which drains 
 `serve shutdown` alone would stop the proxy, and every stream, immediately.
 */}}
 {{- define "specdec.preStop.head" -}}
-export RAY_DASHBOARD_ADDRESS=http://127.0.0.1:8265; none=$(mktemp); echo "applications: []" > "$none"; serve deploy "$none"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do serve status | grep -q "^applications: {}" && break; sleep 1; done; serve shutdown --yes; {{ include "specdec.awaitClosed" . }}
+export RAY_DASHBOARD_ADDRESS=http://{{ ternary "[::1]" "127.0.0.1" (eq .root.Values.ipFamily "IPv6") }}:8265; none=$(mktemp); echo "applications: []" > "$none"; serve deploy "$none"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do serve status | grep -q "^applications: {}" && break; sleep 1; done; serve shutdown --yes; {{ include "specdec.awaitClosed" . }}
 {{- end -}}
 
 {{- define "specdec.awaitClosed" -}}
@@ -164,7 +164,7 @@ while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "spe
 {{- end -}}
 
 {{- define "specdec.proxyAnswers" -}}
-(exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null
+(exec 3<>/dev/tcp/{{ include "specdec.ownHost" .root }}/8000) 2>/dev/null
 {{- end -}}
 
 {{/* Envoy: terminates TLS, and forwards plain text to Serve's proxy in the same pod. */}}

@@ -15,6 +15,19 @@
 {{ include "specdec.fullname" . }}-serve-svc
 {{- end -}}
 
+{{/* The address on which servers listen, that of the pod itself, and all addresses as a CIDR. */}}
+{{- define "specdec.anyHost" -}}
+{{- ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
+{{- end -}}
+
+{{- define "specdec.ownHost" -}}
+{{- ternary "::1" "127.0.0.1" (eq .Values.ipFamily "IPv6") -}}
+{{- end -}}
+
+{{- define "specdec.cidr" -}}
+{{- default (printf "%s/0" (include "specdec.anyHost" .root)) .given -}}
+{{- end -}}
+
 {{/* Labels of every object except pods. */}}
 {{- define "specdec.labels" -}}
 {{- include "specdec.labelsAnd" (list . dict) -}}

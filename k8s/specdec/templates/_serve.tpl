@@ -3,7 +3,7 @@
 {{- define "specdec.serveConfig" -}}
 proxy_location: EveryNode
 http_options:
-  host: 0.0.0.0
+  host: {{ include "specdec.anyHost" . | quote }}
   port: 8000
 grpc_options:
   port: 9000

@@ -354,8 +354,8 @@ the value, and ends with the fix.
 {{- end -}}
 {{- end -}}
 {{- with .Values.networkPolicy -}}
-{{- if and .enabled $.Values.hub.offline (or $.Values.ray.autoscaler.enabled $.Values.endpointPicker.enabled) (hasSuffix "/0" .apiServerCidr) -}}
-{{- fail (printf "networkPolicy.apiServerCidr: %s allows all addresses, which hub.offline forbids; write the address of the Kubernetes API server (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}
+{{- if and .enabled $.Values.hub.offline (or $.Values.ray.autoscaler.enabled $.Values.endpointPicker.enabled) (hasSuffix "/0" (default "/0" .apiServerCidr)) -}}
+{{- fail (printf "networkPolicy.apiServerCidr: %q allows all addresses, which hub.offline forbids; write the address of the Kubernetes API server (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}
 {{- end -}}
 {{- range $index, $peer := .operator -}}
 {{- if and $.Values.networkPolicy.enabled (eq $.Values.ray.authMode "disabled") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
