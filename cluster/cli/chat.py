@@ -21,7 +21,7 @@ from cluster.cli.options import (
     sampling_params,
     served_model_flag,
 )
-from cluster.cli.output import SectionedCommand, show_text
+from cluster.cli.output import SectionedCommand, counted, show_text
 from specdec.client import Client, ClientError
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import SpeculationStats
@@ -117,7 +117,7 @@ class Conversation:
         num_tokens = sum(usage.completion_tokens for usage in usages)
         elapsed_s = sum(result.total_s for result in self._results)
         return (
-            f"{len(usages)} completion(s), {num_tokens} tokens, "
+            f"{counted(len(usages), 'completion')}, {counted(num_tokens, 'token')}, "
             f"{num_tokens / elapsed_s if elapsed_s else 0:.1f} tokens/s, "
             f"acceptance rate {speculation.acceptance_rate:.0%}, "
             f"acceptance length {speculation.mean_acceptance_length:.2f}"

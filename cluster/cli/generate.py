@@ -22,7 +22,14 @@ from cluster.cli.options import (
     sampling_params,
     served_model_flag,
 )
-from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json, show_text
+from cluster.cli.output import (
+    SectionedCommand,
+    counted,
+    json_flag,
+    print_stderr,
+    show_json,
+    show_text,
+)
 from specdec.client import Client
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -168,4 +175,5 @@ def tokenize(text: str, as_chat: bool, as_json: bool, model: str, **connection: 
         return
     for token_id, token in zip(result.token_ids, result.tokens, strict=True):
         click.echo(f"{token_id}\t{token}")
-    print_stderr(f"{len(result.token_ids)} tokens (max_model_len is {result.max_model_len})")
+    count = counted(len(result.token_ids), "token")
+    print_stderr(f"{count} (max_model_len is {result.max_model_len})")

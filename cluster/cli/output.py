@@ -22,7 +22,16 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 Flag = Callable[[Any], Any]
 """A decorator that adds a flag to a command."""
 
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+_COUNTER = "{n_fmt}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"
+"""Formats in which a rate below 1 is per second too; tqdm would invert it."""
+
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 token" and "2 tokens"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def print_stderr(line: str) -> None:
@@ -70,8 +79,9 @@ def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Calla
     """
     from tqdm import tqdm
 
-    hidden = not sys.stderr.isatty()
-    with tqdm(total=total, unit=unit, desc=what or None, leave=False, disable=hidden) as bar:
+    form = ("{desc}: " * bool(what) + _COUNTER) if total is None else _BAR
+    names: dict[str, Any] = {"unit": f" {unit}s", "desc": what or None, "bar_format": form}
+    with tqdm(total=total, leave=False, disable=not sys.stderr.isatty(), **names) as bar:
 
         def advance() -> None:
             bar.update()

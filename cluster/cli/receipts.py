@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.errors import EXIT_FAILED, EXIT_UNUSABLE, exits_as_unusable
-from cluster.cli.output import json_flag, show_json
+from cluster.cli.output import counted, json_flag, show_json
 
 if TYPE_CHECKING:
     from specdec.engine.receipts.report import ReceiptReport
@@ -168,7 +168,8 @@ def _lines(report: ReceiptReport, receipt: Receipt, statement: Statement) -> lis
     reason = f": {report.reason}" if report.reason else ""
     lines = [f"{report.outcome.value}{reason} (signed by {receipt.public_key})", _claim(statement)]
     for choice in report.choices:
-        line = f"choice {choice.index}: {choice.num_tokens} tokens, {choice.num_ties} ties"
+        counts = counted(choice.num_tokens, "token"), counted(choice.num_ties, "tie")
+        line = f"choice {choice.index}: {', '.join(counts)}"
         if choice.num_resumed:
             line += f", the first {choice.num_resumed} supplied by the client and not verified"
         if choice.num_ties:

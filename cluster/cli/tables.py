@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Sequence
 
+from cluster.cli.output import counted
 from specdec.types.adapters import AdapterInfo, AdapterReport
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
 from specdec.types.drafters import DrafterReport, DrafterVersion
@@ -179,7 +180,7 @@ def _adapters(report: AdapterReport) -> str:
     if report.fault:
         return f"replica {report.replica_id}: {report.fault}"
     count = len(report.adapters)
-    heading = f"replica {report.replica_id}: {count} adapter{'s' * (count != 1)}"
+    heading = f"replica {report.replica_id}: {counted(count, 'adapter')}"
     columns = ["name", "state", "rank", "requests", "tokens", "acceptance", "source"]
     columns += ["draft adapter"] * any(each.draft_source for each in report.adapters)
     rows = [columns, *(_adapter_row(each)[: len(columns)] for each in report.adapters)]
@@ -202,7 +203,7 @@ def _adapter_row(adapter: AdapterInfo) -> list[str]:
 
 def _worker_table(worker: WorkerProfile) -> str:
     where = worker.trace_path or f"no trace: {worker.fault}"
-    heading = f"{worker.worker}, rank {worker.rank}: {worker.num_steps} steps, {where}"
+    heading = f"{worker.worker}, rank {worker.rank}: {counted(worker.num_steps, 'step')}, {where}"
     columns = ["operation", "calls", "self ms", "total ms", "device ms"]
     rows = [
         [each.name, str(each.num_calls), *map(_ms, (each.self_ms, each.total_ms, each.device_ms))]

@@ -13,7 +13,7 @@ import click
 from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
-from cluster.cli.output import print_stderr
+from cluster.cli.output import counted, print_stderr
 from cluster.cli.training.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
@@ -253,7 +253,7 @@ class AdaptationLoop:
                 self._version = self._adaptation.train(head, samples, lambda progress: None)
             except TooFewTokensError as error:
                 hint = "waiting for more; a larger --max-tokens helps"
-                print_stderr(f"{len(samples)} samples: {error}; {hint}")
+                print_stderr(f"{counted(len(samples), 'sample')}: {error}; {hint}")
                 return False
             print_stderr(_summary(self._version))
         if self._version.directory is not None:
@@ -287,6 +287,6 @@ class AdaptationLoop:
 def _summary(version: Version) -> str:
     outcome = "not better beyond chance" if version.directory is None else str(version.directory)
     return (
-        f"{version.num_samples} samples: held-out acceptance length {version.before:.2f} before, "
-        f"{version.after:.2f} after: {outcome}"
+        f"{counted(version.num_samples, 'sample')}: held-out acceptance length "
+        f"{version.before:.2f} before, {version.after:.2f} after: {outcome}"
     )

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.output import combine_flags, json_flag, print_stderr, section_flag, show_json
+from cluster.cli.output import (
+    combine_flags,
+    counted,
+    json_flag,
+    print_stderr,
+    section_flag,
+    show_json,
+)
 from cluster.cli.parameter_types import EXISTING_FILE, ListOf
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CPU_QUANTIZATION_METHODS
@@ -162,8 +169,9 @@ def make_corpus(
     with _interrupted_by_sigterm():
         progress = generate_corpus(config, records, directory)
     print_stderr(
-        f"{progress.num_samples} new samples with {progress.num_answer_tokens} answer tokens; "
-        f"{progress.num_skipped} requests without one"
+        f"{counted(progress.num_samples, 'new sample')} with "
+        f"{counted(progress.num_answer_tokens, 'answer token')}; "
+        f"{counted(progress.num_skipped, 'request')} without one"
     )
     return progress
 

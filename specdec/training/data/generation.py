@@ -50,6 +50,8 @@ _DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 _LEAST_STEP_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 256, "cuda": 8192})
 """Least limit of a step's tokens: on a GPU, prompts of many conversations begin in one step."""
+_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+"""A rate below 1 is per second too; tqdm would invert it."""
 _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
 
 
@@ -177,8 +179,9 @@ class Progress:
         interval = 0.1 if sys.stderr.isatty() else _LOG_INTERVAL_S
         self._began_at = self.clock()
         self._bar = tqdm(
-            total=self.num_requests, desc="answers", unit="request",
+            total=self.num_requests, desc="answers", unit=" requests",
             mininterval=interval, maxinterval=interval, dynamic_ncols=True,
+            bar_format=_BAR_FORMAT,
         )  # fmt: skip
 
     def add(self, samples: Sequence[Sample]) -> None:

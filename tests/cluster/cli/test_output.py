@@ -4,7 +4,9 @@ import io
 import json
 import sys
 
-from cluster.cli.output import progress_bar, show_json, show_text
+import pytest
+
+from cluster.cli.output import counted, progress_bar, show_json, show_text
 
 
 class Terminal(io.StringIO):
@@ -19,7 +21,25 @@ def test_a_terminal_shows_a_bar_that_is_removed_at_the_end(monkeypatch):
         advance()
         assert "at most 2 at once:   0%" in terminal.getvalue()
         assert "0/3" in terminal.getvalue()
+        assert "? requests/s" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r")
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [
+        (3, "1/3 [00:04<00:08,  0.25 requests/s]"),
+        (None, "load: 1 requests [00:04,  0.25 requests/s]"),
+    ],
+)
+def test_a_slow_rate_is_per_second_too(monkeypatch, total, shown):
+    clock, terminal = [0.0], Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    with progress_bar(total, "request", "load") as advance:
+        clock[0] = 4.0
+        advance()
+    assert shown in terminal.getvalue()
 
 
 def test_without_a_terminal_nothing_is_drawn(monkeypatch):
@@ -28,6 +48,11 @@ def test_without_a_terminal_nothing_is_drawn(monkeypatch):
     with progress_bar(3, "request") as advance:
         advance()
     assert pipe.getvalue() == ""
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])
+def test_a_number_has_its_noun_in_the_singular_or_plural(count, text):
+    assert counted(count, "token") == text
 
 
 HOSTILE = "a\tb\n\x1b]52;c;ZXZpbA==\x07\r\x9b2J\x7fé"

@@ -40,7 +40,9 @@ def test_a_corpus_is_made_and_extended(make, tmp_path):
     assert max(len(each.answer) for each in corpus) <= 4
     result = make("--temperatures", "0,0.5", "--answers-per-prompt", 2)
     assert result.stdout.strip() == str(tmp_path / "corpus")
-    assert "3 new samples" in result.stderr
+    assert "3 new samples with " in result.stderr
+    assert "0 requests without one" in result.stderr
+    assert " requests/s" in result.stderr
     assert len(Corpus.open(tmp_path / "corpus")) == 6
     assert signal.getsignal(signal.SIGTERM) == before
 
