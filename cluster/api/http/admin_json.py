@@ -17,7 +17,7 @@ from specdec.types.adapters import (
     check_adapter_name,
     check_adapter_path,
 )
-from specdec.types.control import RateRule, SpeculationChange
+from specdec.types.control import CONTROL_VALUES, RateRule, SpeculationChange, SpeculationControl
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.profile import ProfileOrder
@@ -40,9 +40,10 @@ def to_json(value: Any, omitted: Mapping[type, Collection[str]] = MappingProxyTy
     def plain(part: Any) -> Any:
         if isinstance(part, datetime):
             return part.isoformat()
+        is_control = isinstance(part, SpeculationControl)  # its other fields follow from the rules
+        names = CONTROL_VALUES if is_control else [each.name for each in fields(part)]
         left_out = omitted.get(type(part), ())
-        names = (each.name for each in fields(part) if each.name not in left_out)
-        return {name: getattr(part, name) for name in names}
+        return {name: getattr(part, name) for name in names if name not in left_out}
 
     return json.dumps(value, ensure_ascii=False, default=plain)
 

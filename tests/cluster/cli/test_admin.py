@@ -14,6 +14,7 @@ from cluster.cli import main
 from cluster.cli.admin import status as status_command
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
+from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.reports.stats import SpeculationStats
@@ -94,6 +95,7 @@ def test_json(speculation):
     state = json.loads(speculation("set", "--mode", "on", "--json").stdout)
     in_force = state["in_force"]
     assert (in_force["mode"], in_force["threshold"], in_force["method"]) == ("on", 32, None)
+    assert set(in_force) == {each.name for each in pb.SpeculationValues.DESCRIPTOR.fields}
     assert state["configured"]["mode"] == "auto"
     assert (state["overridden"], state["version"]) == (["mode"], 1)
     assert state["updated_at"].endswith("+00:00")

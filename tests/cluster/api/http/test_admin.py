@@ -160,6 +160,7 @@ async def test_a_preview_reports_the_effect_and_changes_nothing(http):
     change = {"num_speculative_tokens": 1, "rules": [{"min_requests_per_s": 0, "mode": "on"}]}
     preview = (await http.post(f"{URL}/preview", json=change)).json()
     assert (preview["in_force"]["mode"], preview["active_rule"]) == ("on", 0)
+    assert "is_by_rule" not in preview["in_force"], "gRPC has no such field"
     assert preview["in_force"]["num_speculative_tokens"] == 1
     present = (await http.post(f"{URL}/preview", json={})).json()
     assert (present["in_force"]["mode"], present["active_rule"]) == ("auto", None)
