@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cluster.api.http.admin_json import drafters_json
-from cluster.cli.options import admin_client, admin_flags, order_flags
+from cluster.cli.options import admin_client, admin_flags, order_flags, require_executed
 from cluster.cli.output import json_flag
 from cluster.cli.tables import drafter_table
 from specdec.client import DrafterOrder, DrafterReport
@@ -71,7 +71,9 @@ def unpin(as_json: bool, replica_id: str, **connection: Any) -> None:
 
 def _order(order: DrafterOrder, as_json: bool, connection: dict[str, Any]) -> None:
     with admin_client(**connection) as client:
-        _print(client.set_drafter(order), as_json)
+        reports = client.set_drafter(order)
+    _print(reports, as_json)
+    require_executed(reports)
 
 
 def _print(reports: tuple[DrafterReport, ...], as_json: bool) -> None:

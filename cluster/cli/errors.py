@@ -38,6 +38,10 @@ _CLIENT_LOGGER = "specdec.client"
 _AS_JSON = "cluster.cli.errors.as_json"
 
 
+class OrderError(SpecdecError):
+    """Replicas have not confirmed an order: they refused it, or did not answer."""
+
+
 class OneLineErrors(click.Group):
     """Command group that reports a failure in one line on stderr instead of a traceback."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cluster.api.http.admin_json import adapters_json
-from cluster.cli.options import admin_client, admin_flags, order_flags
+from cluster.cli.options import admin_client, admin_flags, order_flags, require_executed
 from cluster.cli.output import json_flag
 from cluster.cli.tables import adapter_table
 from specdec.client import AdapterOrder, AdapterReport
@@ -67,7 +67,7 @@ def load(
         draft_path=draft_path and portable_name(draft_path),
     )
     with admin_client(**connection) as client:
-        _print(client.load_adapter(order), as_json)
+        _end(client.load_adapter(order), as_json)
 
 
 @lora.command("unload", short_help="Unload an adapter.")
@@ -76,7 +76,12 @@ def load(
 def unload(name: str, as_json: bool, replica_id: str, **connection: Any) -> None:
     """Refuse further requests for the adapter NAME. Running requests complete with it."""
     with admin_client(**connection) as client:
-        _print(client.unload_adapter(name, replica_id), as_json)
+        _end(client.unload_adapter(name, replica_id), as_json)
+
+
+def _end(reports: tuple[AdapterReport, ...], as_json: bool) -> None:
+    _print(reports, as_json)
+    require_executed(reports)
 
 
 def _print(reports: tuple[AdapterReport, ...], as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,11 +11,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from cluster.api.base.authentication import read_token
+from cluster.cli.errors import OrderError
 from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
 from cluster.cli.parameter_types import EXISTING_FILE, TIMEOUT
 from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
-from specdec.client import AdminClient
+from specdec.client import AdapterReport, AdminClient, DrafterReport
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.speculation.methods import METHOD_NAMES
 from specdec.types.sampling.sampling_params import (
@@ -104,6 +105,14 @@ order_flags = combine_flags(
     ),
 )
 """Flags of an order to the replicas of a service."""
+
+
+def require_executed(reports: Sequence[DrafterReport | AdapterReport]) -> None:
+    """Raise OrderError where replicas have not confirmed an order, with the first one's fault."""
+    faults = [each for each in reports if each.fault]
+    if faults:
+        count = f"{len(faults)} of {len(reports)} replicas have not confirmed the order"
+        raise OrderError(f"{count} ({faults[0].replica_id}: {faults[0].fault})")
 
 
 class _TokenBias(click.ParamType[tuple[int, float]]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 Report = TypeVar("Report", DrafterReport, AdapterReport)
 
 INTERNAL_FAULT = "internal error; the log of the replica has the details"
+_UNKNOWN_REPLICA, _NO_ANSWER = "unknown", "did not answer"
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ def answers_of(results: Iterable[object], kind: type[T]) -> list[T]:
 
 
 def reports_of(
-    order: DrafterOrder | AdapterOrder, results: Iterable[object], kind: type[Report]
+    order: DrafterOrder | AdapterOrder, results: Collection[object], kind: type[Report]
 ) -> tuple[Report, ...]:
     """Return the reports of the replicas that executed an order, by id, with the others' faults.
 
-    results: of a broadcast; those that are no OrderResult come from replicas that were not
-    addressed or are lost. Raises the error of a replica where none executed the order.
+    results: of a broadcast; None from a replica that was not addressed. One that did not answer has
+    a report with a fault, except in a list. Raises the error of a replica where none executed the
+    order.
     """
     found: list[OrderResult[Report]] = answers_of(results, OrderResult)
     if not found and order.replica_id:
@@ -95,7 +97,11 @@ def reports_of(
     errors = [each.error for each in found if each.error is not None]
     if len(errors) == len(found):
         raise errors[0]
-    return tuple(sorted((each.report for each in found), key=lambda each: each.replica_id))
+    reports = [each.report for each in found]
+    if not order.replica_id and order != type(order)():  # it changes all replicas
+        num_lost = sum(isinstance(each, BaseException) for each in results)
+        reports += [kind(_UNKNOWN_REPLICA, fault=_NO_ANSWER)] * num_lost
+    return tuple(sorted(reports, key=lambda each: each.replica_id))
 
 
 def all_flushed(results: Sequence[object]) -> bool:

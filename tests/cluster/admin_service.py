@@ -107,10 +107,14 @@ class Drafters:
 
 
 class Adapters:
-    """Replicas r1 and r2 with the adapter `sql`, without ranks; `orders` are those received."""
+    """Replicas r1 and r2 with the adapter `sql`, without ranks; `orders` are those received.
+
+    fault: why r2 does not execute orders.
+    """
 
     def __init__(self) -> None:
         self.orders: list[AdapterOrder] = []
+        self.fault = ""
 
     async def __call__(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
         self.orders.append(order)
@@ -128,7 +132,7 @@ class Adapters:
             )
         elif order.name:
             adapters = [replace(adapters[0], state=AdapterState.UNLOADING)]
-        reports = (AdapterReport("r1", tuple(adapters)), AdapterReport("r2"))
+        reports = (AdapterReport("r1", tuple(adapters)), AdapterReport("r2", fault=self.fault))
         return tuple(each for each in reports if order.replica_id in ("", each.replica_id))
 
 

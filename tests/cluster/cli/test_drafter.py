@@ -53,8 +53,10 @@ def test_list(command):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_orders(command, drafters, flags, order):
-    result = command(*flags)
-    assert (result.exit_code, result.stderr) == (0, "")
+    result, fault = command(*flags), ""
+    if not order.replica_id:
+        fault = "1 of 2 replicas have not confirmed the order (r2: version is 7; it must be 1)"
+    assert (result.exit_code, result.stderr) == ((1, f"error: {fault}\n") if fault else (0, ""))
     assert drafters.orders == [order]
     assert ("pinned" in result.stdout) == bool(order.is_pinned)
 

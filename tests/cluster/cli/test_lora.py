@@ -63,6 +63,17 @@ def test_orders(command, adapters, flags, order):
     assert adapters.orders == [order]
 
 
+@pytest.mark.parametrize("flags", [["load", "chat", "org/chat"], ["unload", "sql"]])
+def test_an_order_that_one_replica_refuses_fails(command, adapters, flags):
+    adapters.fault = "no memory"
+    result = command(*flags)
+    assert (result.exit_code, "replica r2: no memory" in result.stdout) == (1, True)
+    assert result.stderr == (
+        "error: 1 of 2 replicas have not confirmed the order (r2: no memory)\n"
+    )
+    assert command(*flags, "--replica", "r1").exit_code == 0
+
+
 def test_a_relative_path_becomes_absolute(command, adapters, tmp_path, monkeypatch):
     (tmp_path / "adapter").mkdir()
     monkeypatch.chdir(tmp_path)

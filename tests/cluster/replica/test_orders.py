@@ -63,7 +63,10 @@ def test_reports_are_sorted_and_include_the_faults_of_some_replicas():
     second = OrderResult(DrafterReport("r2", fault=str(REFUSED)), REFUSED)
     first = OrderResult(DrafterReport("r1"))
     results = [None, second, RuntimeError("lost"), first]
-    assert reports_of(ORDER, results, DrafterReport) == (first.report, second.report)
+    lost = DrafterReport("unknown", fault="did not answer")
+    assert reports_of(ORDER, results, DrafterReport) == (first.report, second.report, lost)
+    known = (first.report, second.report)
+    assert reports_of(DrafterOrder(), results, DrafterReport) == known, "a list"
 
 
 def test_an_order_that_no_replica_executed_is_an_error():
