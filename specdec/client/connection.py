@@ -16,7 +16,7 @@ from specdec.client.attempts import RETRY_DELAYS_S, Attempts
 from specdec.client.errors import ClientError, client_error, closed_error, overdue_error
 from specdec.client.watchdog import receive
 from specdec.types.errors import InvalidValueError
-from specdec.types.network import bypasses_proxy
+from specdec.types.network import bypasses_proxy, trusting
 
 _OPTIONS = [
     # The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
@@ -85,11 +85,8 @@ class Destination:
             options.append(("grpc.enable_http_proxy", 0))
         if self.tls_ca_file is None:
             return library.insecure_channel(self.address, options)
-        try:
-            credentials = grpc.ssl_channel_credentials(self.tls_ca_file.read_bytes())
-        except OSError as error:
-            limit = "a file to read"
-            raise InvalidValueError("tls_ca_file", str(self.tls_ca_file), limit) from error
+        _, pem = trusting("tls_ca_file", self.tls_ca_file)  # gRPC would find no service
+        credentials = grpc.ssl_channel_credentials(pem)
         name = self.tls_server_name
         named = [("grpc.ssl_target_name_override", name)] if name else []
         return library.secure_channel(self.address, credentials, [*options, *named])

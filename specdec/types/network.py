@@ -1,8 +1,15 @@
-"""Addresses that clients connect to."""
+"""Addresses that clients connect to, and certificates that they trust."""
 
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec.types.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 _PREFIXES = ("ipv4:", "ipv6:", "dns:")  # of gRPC's targets
 
@@ -23,6 +30,22 @@ def bypasses_proxy(address: str) -> bool:
         return False
     mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
     return (mapped or host).is_loopback or (mapped or host).is_unspecified
+
+
+def trusting(field: str, ca_file: Path) -> tuple[SSLContext, bytes]:
+    """Return a context that trusts the certificates of a file, and their text.
+
+    The file is read once, since it may be a pipe. Raises InvalidValueError.
+    """
+    import ssl  # most services have no certificate
+
+    try:
+        text = ca_file.read_bytes().decode("ascii", "ignore")  # without a byte order mark
+        # Without any text, the system's certificates would be trusted.
+        return ssl.create_default_context(cadata=text or "-"), text.encode()
+    except OSError as error:  # the base of SSLError
+        limit = "a readable file of certificates (PEM)"
+        raise InvalidValueError(field, str(ca_file), limit) from error
 
 
 def _host(address: str) -> str:

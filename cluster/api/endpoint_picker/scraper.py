@@ -7,9 +7,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
 from random import Random
-from ssl import SSLContext, create_default_context
+from ssl import SSLContext
 
 import httpx
 from pydantic_core import from_json
@@ -18,6 +20,7 @@ from cluster.api.endpoint_picker.endpoint import Endpoint
 from cluster.api.endpoint_picker.http_bodies import read_body
 from cluster.api.endpoint_picker.pool import Pool
 from cluster.api.endpoint_picker.reports import metric_names, parse_report
+from specdec.types.network import trusting
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,10 @@ class ScrapeConfig:
         """The scheme of URLs."""
         return "https" if self.ca_file else "http"
 
+    @cached_property
     def ssl_context(self) -> SSLContext | bool:
-        """Return what verifies certificates."""
-        return create_default_context(cafile=self.ca_file) if self.ca_file else True
+        """The context that verifies certificates; True for plain HTTP. Raises InvalidValueError."""
+        return trusting("endpoint_ca_file", Path(self.ca_file))[0] if self.ca_file else True
 
 
 class Scraper:
@@ -67,7 +71,7 @@ class Scraper:
     async def run(self) -> None:
         """Scrape until cancelled; follow the pool's endpoints."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        context = self._config.ssl_context()
+        context = self._config.ssl_context
         try:
             async with httpx.AsyncClient(
                 verify=context,

@@ -97,7 +97,7 @@ class PickerConfig:
         if self.tls_self_signed and self.tls_cert_file is not None:
             limit = "left out with a self-signed certificate"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
-        _ = self.objective  # raises
+        _ = self.objective, self.scrape.ssl_context  # raise
         check_certificate(self.tls_cert_file, self.tls_key_file)
         for each in self.endpoints:
             check_address(each)

@@ -98,7 +98,8 @@ def read_prompts(path: Path) -> list[str]:
     lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1)
     prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
     if not prompts:
-        raise InvalidValueError(str(path), "", "JSON lines, one prompt each")
+        limit = "a JSON lines file with at least one prompt"
+        raise InvalidValueError("prompts", str(path), limit)
     return prompts
 
 

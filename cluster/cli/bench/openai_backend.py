@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import httpx
 from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
 from cluster.cli.bench.dataset import SampleRequest
 from specdec.types.errors import InvalidValueError, SpecdecError
+from specdec.types.network import trusting
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -61,7 +61,8 @@ class OpenAIBackend:
         self._is_chat = endpoint == "chat"
         self._options = options
         self._sockets = _OpenSockets()
-        headers, verify = _authorization(api_key), _trust(tls_ca_file)
+        headers = _authorization(api_key)
+        verify = tls_ca_file is None or trusting("tls_ca_file", tls_ca_file)[0]
         try:
             self._http = httpx.Client(
                 base_url=self._base_url,
@@ -149,16 +150,6 @@ def _authorization(api_key: str | None) -> dict[str, str]:
         limit = "printable ASCII characters, without spaces"
         raise InvalidValueError("api_key", "not shown", limit)
     return {"Authorization": f"Bearer {api_key}"}
-
-
-def _trust(tls_ca_file: Path | None) -> ssl.SSLContext | bool:
-    if tls_ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=tls_ca_file)
-    except (ssl.SSLError, OSError) as error:
-        limit = "a file of certificates (PEM)"
-        raise InvalidValueError("tls_ca_file", str(tls_ca_file), limit) from error
 
 
 def _speculation(options: SamplingParams) -> dict[str, Any]:

@@ -24,31 +24,31 @@ class PromptRecord:
     suite: str = ""
 
 
-def read_prompts(path: Path) -> list[PromptRecord]:
-    """Read a JSON lines file in order.
+def read_prompts(path: Path, field: str = "prompts") -> list[PromptRecord]:
+    """Read a JSON lines file in order. field: name for errors.
 
     Raises InvalidValueError for another content, with the line, and for a file without prompts.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError("prompts", path, f"a readable UTF-8 file ({error})") from error
+        raise InvalidValueError(field, path, f"a readable UTF-8 file ({error})") from error
     records = [
         _read(line, f"{path} line {number}")
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
     if not records:
-        raise InvalidValueError("prompts", path, "a JSON lines file with at least one prompt")
+        raise InvalidValueError(field, path, "a JSON lines file with at least one prompt")
     return records
 
 
 def read_prefixes(path: Path) -> tuple[str, ...]:
     """Read a JSON lines file of first words of prompts. Raises as `read_prompts` does."""
-    turns = [record.turns for record in read_prompts(path)]
+    turns = [record.turns for record in read_prompts(path, "prompt_prefixes")]
     longest = max(turns, key=len)
     if len(longest) > 1:
-        raise InvalidValueError("prompt prefixes", longest, "one string a line")
+        raise InvalidValueError("prompt_prefixes", longest, "one string a line")
     return tuple(first for [first] in turns)
 
 

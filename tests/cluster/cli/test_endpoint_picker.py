@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.api.endpoint_picker import server
+from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.scraper import ScrapeConfig
 from cluster.api.endpoint_picker.server import PickerConfig
 from cluster.cli.main import main
@@ -33,7 +34,7 @@ def served(monkeypatch):
 
 def test_flags_become_settings(served, monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_API_KEY", "key")
-    (tmp_path / "ca").write_text("")
+    (tmp_path / "ca").write_bytes(self_signed()[1])
     flags = "--endpoints 10.0.0.1:1,10.0.0.2:2 --metrics-path /metrics --host 0.0.0.0 "
     flags += "--scrape-interval-ms 50 --port 5 --metrics-port 6 --health-port 8 --max-waiting 7 "
     flags += "--num-fallbacks 2 --drain-timeout-s 9 "

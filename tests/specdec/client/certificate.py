@@ -1,7 +1,11 @@
 """Self-signed TLS certificates for tests."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -33,3 +37,13 @@ def self_signed_certificate(host_name: str = "") -> tuple[bytes, bytes]:
         key.private_bytes(pem, private, serialization.NoEncryption()),
         certificate.public_bytes(pem),
     )
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[Path]:
+    """Yield the path of a pipe, which can be read once."""
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    yield Path(f"/dev/fd/{reader}")
+    os.close(reader)

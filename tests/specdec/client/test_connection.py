@@ -4,7 +4,7 @@ import logging
 import math
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,7 +21,7 @@ from specdec.client import (
 )
 from specdec.client.attempts import RETRY_DELAYS_S, Attempts
 from specdec.types.errors import AbortedError, InvalidValueError
-from tests.specdec.client.certificate import self_signed_certificate
+from tests.specdec.client.certificate import piped, self_signed_certificate
 from tests.specdec.client.fake_service import FakeService, running
 
 
@@ -171,7 +171,8 @@ def test_tls_to_a_service_without_tls(service, tmp_path):
     )
 
 
-def test_tls_to_an_https_port(tmp_path):
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_tls_to_an_https_port(tmp_path, is_pipe):
     key, certificate = self_signed_certificate()
     for name, content in (("key", key), ("ca", certificate)):
         (tmp_path / name).write_bytes(content)
@@ -180,14 +181,21 @@ def test_tls_to_an_https_port(tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with Client(f"127.0.0.1:{server.server_port}", tls_ca_file=tmp_path / "ca") as client:
+        with (
+            piped(certificate) if is_pipe else nullcontext(tmp_path / "ca") as path,
+            Client(f"127.0.0.1:{server.server_port}", tls_ca_file=path) as client,
+        ):
             assert "is an HTTP port" in failure_of(client)
         server.shutdown()
 
 
-def test_a_missing_ca_file_is_named(tmp_path):
-    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file to read"):
-        Client("127.0.0.1:9000", tls_ca_file=tmp_path / "ca.pem")
+@pytest.mark.parametrize("content", [None, "", "-----BEGIN PRIVATE KEY-----", "é"])
+def test_a_ca_file_without_certificates_is_named(tmp_path, content):
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* must be a readable file of c"):
+        Client("127.0.0.1:9000", tls_ca_file=path)
 
 
 RESET = SpeculationChange(reset=True)

@@ -1,6 +1,7 @@
 import pytest
 
-from specdec.types.network import bypasses_proxy
+from specdec.types.network import bypasses_proxy, trusting
+from tests.specdec.client.certificate import piped, self_signed_certificate
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,10 @@ def test_loopback_bypasses_a_proxy(address):
 )
 def test_another_address_may_use_one(address):
     assert not bypasses_proxy(address)
+
+
+def test_a_pipe_of_certificates_is_read_once():
+    certificate = self_signed_certificate()[1]
+    with piped("\ufeff".encode() + certificate + "# Ü".encode()) as path:
+        context, pem = trusting("tls_ca_file", path)
+    assert (context.cert_store_stats()["x509"], pem) == (1, certificate + b"# ")

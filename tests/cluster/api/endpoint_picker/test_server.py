@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api.endpoint_picker import server
 from cluster.api.endpoint_picker.certificates import self_signed
+from cluster.api.endpoint_picker.scraper import ScrapeConfig
 from cluster.api.endpoint_picker.server import (
     LIVENESS,
     READINESS,
@@ -330,6 +331,21 @@ def test_settings_that_do_not_go_together_are_refused(settings, field):
 def test_an_address_has_an_ip_address_and_a_port(address):
     with pytest.raises(InvalidValueError):
         check_address(address)
+
+
+def test_a_ca_file_without_certificates_is_rejected(tmp_path):
+    (tmp_path / "ca").write_text("no certificate")
+    scrape = ScrapeConfig(ca_file=str(tmp_path / "ca"))
+    with pytest.raises(InvalidValueError, match=r"endpoint_ca_file is .* file of certificates"):
+        PickerConfig(endpoints=(ADDRESS,), scrape=scrape)
+
+
+def test_the_ca_file_is_read_once(tmp_path):
+    (tmp_path / "ca").write_bytes(self_signed()[1])
+    scrape = ScrapeConfig(ca_file=str(tmp_path / "ca"))
+    config = PickerConfig(endpoints=(ADDRESS,), scrape=scrape)
+    (tmp_path / "ca").unlink()
+    assert config.scrape.ssl_context.cert_store_stats()["x509"] == 1
 
 
 @pytest.mark.parametrize("address", [ADDRESS, "[fd00::1]:80"])

@@ -39,6 +39,13 @@ def test_a_line_that_is_no_prompt_is_refused_with_its_number(tmp_path, line):
         read_prompts(path)
 
 
+def test_an_empty_file_is_named(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n")
+    with pytest.raises(InvalidValueError, match=r"^prompts is '.*; it must be a JSON lines"):
+        read_prompts(path)
+
+
 @pytest.mark.parametrize(
     "make", [partial(PromptFileDataset, ["a"], 9), partial(RandomDataset, 5, 9)]
 )

@@ -123,4 +123,4 @@ def test_an_invalid_line_of_prompts_is_an_error(bench, service, tmp_path, line):
 def test_a_file_without_prompts_is_an_error(bench, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n")
-    assert "it must be JSON lines" in bench(path).stderr
+    assert "it must be a JSON lines file" in bench(path).stderr

@@ -176,7 +176,9 @@ def test_an_invalid_key_is_rejected_and_not_shown(connect, service, key):
 def test_an_invalid_certificate_file(connect, tmp_path):
     path = tmp_path / "ca.pem"
     path.write_text("nothing")
-    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file of cert"):
+    with pytest.raises(
+        InvalidValueError, match=r"tls_ca_file is .* it must be a readable file of cert"
+    ):
         connect(tls_ca_file=path)
 
 

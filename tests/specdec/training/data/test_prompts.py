@@ -64,3 +64,6 @@ def test_prefixes_are_one_string_a_line(tmp_path):
     path.write_text('"Write a"\n{"turns": ["When?", "And then?"]}\n')
     with pytest.raises(InvalidValueError, match="one string a line"):
         read_prefixes(path)
+    path.write_text("")
+    with pytest.raises(InvalidValueError, match=r"^prompt_prefixes is "):
+        read_prefixes(path)
