@@ -23,7 +23,7 @@ _MAX_PARTS, _MAX_HEADER_BYTES, _MAX_ELEMENTS = 10_000, 2**28, 10_000_000
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_CUT = "it ends within its header"
+_CUT = "it ends within its header; it was not copied or downloaded completely; fetch it again"
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -101,7 +101,8 @@ def _read_file(path: Path) -> GGUFHeader:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).header()
     except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
-        raise UnsupportedModelError(f"{path.name} is no whole GGUF file: {error}") from error
+        found = f"{path.name} ({path.stat().st_size} bytes) is no whole GGUF file"
+        raise UnsupportedModelError(f"{found}: {error}") from error
 
 
 class _Reader:

@@ -28,6 +28,8 @@ _NAMES = (
 )
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _LENGTH_BYTES, _METADATA = 8, "__metadata__"
+_NO_HEADER = f"it is no safetensors file, or its header exceeds {_MAX_HEADER_BYTES:,} bytes"
+_CUT = "it was not copied or downloaded completely; fetch it again"
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
@@ -156,8 +158,7 @@ def _require_whole(path: Path, header: Mapping[str, Any], begin: int) -> None:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
     if (size := path.stat().st_size) < needed:
         raise UnsupportedModelError(
-            f"{path} has {size} bytes, and its header describes {needed}: it was not copied or "
-            "downloaded completely; fetch it again"
+            f"{path} has {size} bytes, and its header describes {needed}: {_CUT}"
         )
 
 
@@ -170,9 +171,12 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int]:
     """Return the JSON at the beginning of a file, and the position at which the tensors begin."""
     try:
         with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
-            if size > min(_MAX_HEADER_BYTES, path.stat().st_size):
-                raise ValueError("the header is longer than the file")
+            total, length = path.stat().st_size, file.read(_LENGTH_BYTES)
+            (size,) = struct.unpack("<Q", length) if len(length) == _LENGTH_BYTES else (0,)
+            if total >= _LENGTH_BYTES and not 0 < size <= _MAX_HEADER_BYTES:
+                raise ValueError(_NO_HEADER)
+            if not 0 < size <= total - _LENGTH_BYTES:
+                raise ValueError(f"it has {total} bytes, and its header would have {size}: {_CUT}")
             header = json.loads(file.read(size))
     except (OSError, struct.error, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} cannot be read as safetensors: {error}") from error

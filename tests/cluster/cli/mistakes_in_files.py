@@ -106,10 +106,29 @@ def a_cut_shard(place):
     return [model]
 
 
-@mistake(r"the header is longer than the file")
-def weights_of_a_pointer_file(place):
+@mistake(r"safetensors: it is no safetensors file, or its header exceeds 100,000,000 bytes")
+def weights_of_a_pointer_file(place, content=b"version https://git-lfs.github.com/spec/v1\n"):
     model = place.copy()
-    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (model / "model.safetensors").write_bytes(content)
+    return [model]
+
+
+@mistake(r"safetensors: it is no safetensors file, or its header exceeds 100,000,000 bytes")
+def weights_of_zeros(place):
+    return weights_of_a_pointer_file(place, bytes(1000))
+
+
+@mistake(r"safetensors: it has 40 bytes, and its header would have \d+: it was not copied")
+def weights_that_end_in_their_header(place):
+    model = place.copy()
+    shortened(model / "model.safetensors", 40)
+    return [model]
+
+
+@mistake(r"safetensors: it has 7 bytes, and its header would have 0: it was not copied")
+def weights_of_an_interrupted_download(place):
+    model = place.copy()
+    shortened(model / "model.safetensors", 7)
     return [model]
 
 
@@ -207,7 +226,7 @@ def a_gguf_of_another_format(place):
     return gguf(place, b"PK\x03\x04" + bytes(100))
 
 
-@mistake(r"no whole GGUF file: it ends within its header")
+@mistake(r"model\.gguf \(24 bytes\) is no whole GGUF file: it ends within its header; it was")
 def a_cut_gguf(place):
     return gguf(place, b"GGUF" + struct.pack("<IQQ", 3, 5, 7))
 
