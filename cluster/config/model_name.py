@@ -14,5 +14,6 @@ _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 
 def default_name(model: str) -> str:
     """Return the last part of a path or Hub id; of a GGUF file without its suffix and part."""
-    name = Path(model).resolve().name
+    # A path with a null character, as from YAML, is refused with the other limits.
+    name = Path(model.replace("\0", "")).resolve().name
     return _GGUF_SUFFIX.sub("", name) or name

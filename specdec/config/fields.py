@@ -20,6 +20,7 @@ _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_draft_tokens": "num_specul
 LONGEST_WAIT_S = 2_000_000
 """More time cannot be waited for: poll and sockets take 2^31 ms, which are two days more."""
 
+_NULL = "\0"
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
 
@@ -93,7 +94,9 @@ def _is_file(value: object) -> bool:
 
 
 def _is_no_file(value: object) -> bool:
-    return isinstance(value, Path) and (value.is_dir() or not value.exists())
+    if not isinstance(value, Path) or _NULL in str(value):
+        return False
+    return value.is_dir() or not value.exists()
 
 
 def _is_endpoint(value: object) -> bool:
@@ -115,7 +118,10 @@ NOT_NEGATIVE = Limit(
     brief="0 or more",
 )
 SHARE = at_most(POSITIVE, 1)
-TEXT = Limit("a non-empty string", lambda value: isinstance(value, str) and value != "")
+TEXT = Limit(
+    "a non-empty string without null characters",
+    lambda value: isinstance(value, str) and value != "" and _NULL not in value,
+)
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))
 LABELS = optional(Limit("labels such as key=value or key=value,other=value", _is_labels))
