@@ -100,10 +100,13 @@ def exits_as_unusable(*others: type[SpecdecError]) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    """Return the system's reason for a file; of another error also how to see its traceback."""
+    """Return the system's reason for a file, what is not UTF-8, or how to see the traceback."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         other = "" if error.filename2 is None else f" -> {error.filename2}"
         return " ".join(f"{error.filename}{other}: {error.strerror}".split())
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        # an argument whose bytes are not UTF-8
+        return f"text is {error.object[:80]!r}; it must be valid Unicode"
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
 

@@ -97,6 +97,24 @@ def test_an_error_of_the_system_names_its_files(error, message, generate, monkey
     fails_with(generate("Why?"), message)
 
 
+@pytest.mark.parametrize(
+    "arguments", [["status", "--model", "\udcff"], ["lora", "unload", "\udcff"]], ids=lambda a: a[0]
+)
+def test_an_argument_that_is_not_utf_8_is_named(arguments):
+    result = run_cli(*arguments, "--address", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: text is '\\udcff'; it must be valid Unicode\n"
+
+
+def test_an_output_that_its_encoding_lacks_is_no_invalid_argument(monkeypatch):
+    def fail(*_arguments, **_flags):
+        "\u20ac".encode("latin-1")
+
+    monkeypatch.setattr(generate_module, "Client", fail)
+    result = run_cli("generate", "hi", "--address", "127.0.0.1:1")
+    assert result.stderr.startswith("error: unexpected UnicodeEncodeError: 'latin-1' codec")
+
+
 def test_timing_by_a_clock():
     chunks = [StreamChunk("r1", "", (), None, 42, None)]
     chunks += [
