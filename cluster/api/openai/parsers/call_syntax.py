@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from cluster.api.openai.parsers.kimi_ids import read_kimi_id
 from cluster.api.openai.parsers.tool_format import deepseek_mark
+
+
+def _plain_name(written: str, names: Collection[str]) -> tuple[str, str] | None:
+    """Return a known function without an id."""
+    return (written, "") if written in names else None
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,9 @@ class CallSyntax:
     is_bare: whether an answer may begin with such objects without a mark.
     finds_unopened: whether such an object before a closing mark is a call without the opening one.
     head: the text between opening mark and arguments of calls that are no such objects, with the
-        group `name`, and perhaps `call_id`.
+        group `name`.
+    read_name: returns the function and the id in that group, None without a known one; by default
+        the group is the name.
     fence: text that may follow the arguments.
     section: marks around all calls; empty for none. dropped: marks that are no content.
     """
@@ -32,6 +40,7 @@ class CallSyntax:
     is_bare: bool = False
     finds_unopened: bool = False
     head: re.Pattern[str] | None = None
+    read_name: Callable[[str, Collection[str]], tuple[str, str] | None] = _plain_name
     fence: str = ""
     section: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -77,9 +86,8 @@ SYNTAXES: Mapping[str, CallSyntax] = {
     "kimi_k2": CallSyntax(
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
-        head=re.compile(
-            rf"\s*(?P<call_id>(?:functions\.)?{_NAME}:\d+)\s*<\|tool_call_argument_begin\|>"
-        ),
+        head=re.compile(r"\s*(?P<name>[a-zA-Z0-9_.:-]+)\s*<\|tool_call_argument_begin\|>"),
+        read_name=read_kimi_id,
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from cluster.api.openai.parsers.pieces import CallArguments, Piece, first_mark
@@ -18,7 +17,7 @@ class NamedCallParser(ToolCallParser):
     `tail` after them, up to the closing mark.
     """
 
-    _head: re.Match[str] | None = None  # of the current call
+    _named: tuple[str, str] | None = None  # name and id of the current call
 
     def _read(self) -> Iterator[Piece]:
         match self._state:
@@ -41,8 +40,9 @@ class NamedCallParser(ToolCallParser):
         pattern = self._syntax.head
         assert pattern is not None, "the syntax has no head"
         head = None if self._is_listed else pattern.match(self._buffer[:MAX_HEAD_CHARS])
-        if head is not None and head["name"] in self._names:
-            self._head, self._state = head, "value"
+        named = None if head is None else self._syntax.read_name(head["name"], self._names)
+        if head is not None and named is not None:
+            self._named, self._state = named, "value"
             self._held = "" if self._has_call else self._held
             self._has_call = False
             self._hold(head.end())
@@ -60,8 +60,8 @@ class NamedCallParser(ToolCallParser):
         ends = (*self._marks, *filter(None, (self._syntax.fence,)), _NULL)
         found = next(filter(self._buffer.startswith, ends), None)
         if self._buffer.startswith("{"):
-            assert self._head is not None, "arguments without a head"
-            yield self._next_call(self._head["name"], self._call_id)
+            assert self._named is not None, "arguments without a head"
+            yield self._next_call(*self._named)
             self._begin_arguments()
         elif found is not None:
             self._take(len(_NULL) if found == _NULL else 0)
@@ -69,22 +69,18 @@ class NamedCallParser(ToolCallParser):
         elif not any(each.startswith(self._buffer) for each in ends):
             yield from self._reject(0)
 
-    @property
-    def _call_id(self) -> str:
-        return (self._head.groupdict().get("call_id") or "") if self._head is not None else ""
-
     def _empty_call(self) -> Iterator[Piece]:
-        assert self._head is not None, "a call without a head"
-        start = self._next_call(self._head["name"], self._call_id)
+        assert self._named is not None, "a call without a head"
+        start = self._next_call(*self._named)
         yield start
         yield CallArguments(start.index, "{}")
         self._end_arguments()
 
     def _end_arguments(self) -> None:
-        if self._syntax.head is None or self._head is None:
+        if self._named is None:
             super()._end_arguments()
             return
-        self._head, self._state = None, "tail" if self._syntax.closing else "text"
+        self._named, self._state = None, "tail" if self._syntax.closing else "text"
 
     def _read_tail(self) -> Iterator[Piece]:
         """Drop what may stand between arguments and closing mark; anything else is content."""
