@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from cluster.api.openai.parsers.kimi_ids import read_kimi_id
+from cluster.api.openai.parsers.tag_pattern import SPACE, TagPattern
 from cluster.api.openai.parsers.tool_format import deepseek_mark
 
 
@@ -25,10 +26,9 @@ class CallSyntax:
         list of them.
     is_bare: whether an answer may begin with such objects without a mark.
     finds_unopened: whether such an object before a closing mark is a call without the opening one.
-    head: the text between opening mark and arguments of calls that are no such objects, with the
-        group `name`.
-    read_name: returns the function and the id in that group, None without a known one; by default
-        the group is the name.
+    heads: patterns of the text between mark and arguments, of calls that are no such objects.
+    read_name: returns the function and the id in the name of a head, None without a known one; by
+        default it is the function.
     fence: text that may follow the arguments.
     section: marks around all calls; empty for none. dropped: marks that are no content.
     """
@@ -39,14 +39,15 @@ class CallSyntax:
     has_objects: bool = False
     is_bare: bool = False
     finds_unopened: bool = False
-    head: re.Pattern[str] | None = None
+    heads: tuple[TagPattern, ...] = ()
     read_name: Callable[[str, Collection[str]], tuple[str, str] | None] = _plain_name
     fence: str = ""
     section: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
 
-_NAME = r"(?P<name>[a-zA-Z0-9_.-]+)"
+_NAME = re.compile(r"(?P<name>[a-zA-Z0-9_.-]+)")
+_KIMI_ID = re.compile(r"(?P<name>[a-zA-Z0-9_.:-]+)")
 _DEEPSEEK_MARKS = (deepseek_mark("tool call begin"), deepseek_mark("tool call end"))
 _DEEPSEEK_SECTION = (deepseek_mark("tool calls begin"), deepseek_mark("tool calls end"))
 
@@ -70,23 +71,27 @@ SYNTAXES: Mapping[str, CallSyntax] = {
     "mistral": CallSyntax(
         "[TOOL_CALLS]",
         has_objects=True,
-        head=re.compile(rf"\s*{_NAME}(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\]|(?=\s*\{{))"),
+        heads=tuple(
+            TagPattern(SPACE, _NAME, *call_id, *before)
+            for call_id in ((), ("[CALL_ID]", re.compile(r"[^\[{\s]*")))
+            for before in (("[ARGS]",), (SPACE, re.compile(r"(?=\{)")))
+        ),
     ),
     "deepseek_v3": CallSyntax(
         *_DEEPSEEK_MARKS,
-        head=re.compile(rf"\s*function{deepseek_mark('tool sep')}{_NAME}\s*```json"),
+        heads=(TagPattern(SPACE, f"function{deepseek_mark('tool sep')}", _NAME, SPACE, "```json"),),
         fence="```",
         section=_DEEPSEEK_SECTION,
     ),
     "deepseek_v31": CallSyntax(
         *_DEEPSEEK_MARKS,
-        head=re.compile(rf"\s*{_NAME}{deepseek_mark('tool sep')}"),
+        heads=(TagPattern(SPACE, _NAME, deepseek_mark("tool sep")),),
         section=_DEEPSEEK_SECTION,
     ),
     "kimi_k2": CallSyntax(
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
-        head=re.compile(r"\s*(?P<name>[a-zA-Z0-9_.:-]+)\s*<\|tool_call_argument_begin\|>"),
+        heads=(TagPattern(SPACE, _KIMI_ID, SPACE, "<|tool_call_argument_begin|>"),),
         read_name=read_kimi_id,
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cluster.api.openai.parsers.pieces import CallArguments, Piece, first_mark
+from cluster.api.openai.parsers.pieces import CallArguments, Piece
+from cluster.api.openai.parsers.tag_pattern import first_match
 from cluster.api.openai.parsers.tool_parser import MAX_HEAD_CHARS, SPACE, ToolCallParser
 
 _NULL = "null"
@@ -36,23 +37,20 @@ class NamedCallParser(ToolCallParser):
         yield from super().finish(is_cut=is_cut)
 
     def _read_other(self) -> Iterator[Piece]:
-        """Parse the head of a call; a mark within the text before it ends the search."""
-        pattern = self._syntax.head
-        assert pattern is not None, "the syntax has no head"
-        head = None if self._is_listed else pattern.match(self._buffer[:MAX_HEAD_CHARS])
-        named = None if head is None else self._syntax.read_name(head["name"], self._names)
-        if head is not None and named is not None:
+        """Parse the head of a call, unless the text cannot begin one."""
+        found = first_match(self._syntax.heads, self._buffer[:MAX_HEAD_CHARS])
+        if found is None or self._is_listed:
+            yield from self._reject(0)
+        elif found[1].is_partial:
+            if len(self._buffer) > MAX_HEAD_CHARS:
+                yield from self._reject(MAX_HEAD_CHARS)
+        elif (named := self._syntax.read_name(found[1].name, self._names)) is None:
+            yield from self._reject(found[1].end)
+        else:
             self._named, self._state = named, "value"
             self._held = "" if self._has_call else self._held
             self._has_call = False
-            self._hold(head.end())
-        elif head is not None:
-            yield from self._reject(head.end())
-        else:
-            start, mark = first_mark(self._buffer, self._marks)
-            is_long = len(self._buffer) > MAX_HEAD_CHARS
-            if mark is not None or is_long or self._is_listed:
-                yield from self._reject(min(start, MAX_HEAD_CHARS))
+            self._hold(found[1].end)
 
     def _read_value(self) -> Iterator[Piece]:
         """Parse up to the arguments, an object; where there are none, they are empty."""

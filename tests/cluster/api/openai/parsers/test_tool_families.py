@@ -238,6 +238,15 @@ def test_a_list_of_calls_is_scanned_once(monkeypatch):
     assert "".join(fed) == "".join(map(json.dumps, calls))
 
 
+@pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "deepseek_v31", "kimi_k2"])
+def test_a_text_that_begins_no_call_is_content_at_once(name):
+    opening = TOOL_FORMATS[name].opening
+    for rest in (" is a mark", "time is no head", " [ARGS", '{"a"'):
+        parser = parser_of(name)
+        pieces = [*parser.feed(f"{opening} and "), *parser.feed(rest)]
+        assert "".join(each.text for each in pieces) == f"{opening} and {rest}"
+
+
 def test_ids_of_calls():
     assert len(new_call_id(TOOL_FORMATS["mistral"], "time", 3)) == 9
     assert new_call_id(TOOL_FORMATS["hermes"], "time", 3).startswith("call_")
