@@ -21,6 +21,7 @@ from cluster.api.openai.parsers.pieces import (
     Reasoning,
 )
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
+from cluster.api.openai.parsers.tool_families import call_marks_of
 from cluster.api.openai.parsers.tool_format import ToolFormat
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.replica.preprocessor import TokenTexts
@@ -68,8 +69,11 @@ class AnswerReading:
         """Make the parser of one answer."""
         if self.reasoning == HARMONY:
             return copy(self._harmony)
-        answer = PlainParser() if self.tools is None else self.tools.parser()
-        return ReasoningParser(self.syntax, answer) if self.syntax else answer
+        if self.tools is None:
+            return ReasoningParser(self.syntax, PlainParser) if self.syntax else PlainParser()
+        if self.syntax is None:
+            return self.tools.parser()
+        return ReasoningParser(self.syntax, self.tools.parser, call_marks_of(self.tools.form))
 
     @cached_property
     def _harmony(self) -> HarmonyParser:
@@ -134,6 +138,8 @@ class AnswerReader:
         if output.finish_reason is not None:
             is_cut = output.finish_reason is FinishReason.LENGTH
             pieces += self._parser.finish(is_cut=is_cut)
+            if self._separator is not None and self._separator.is_reasoning:
+                self.num_reasoning_tokens = self._num_tokens
         return list(self._wanted(pieces))
 
     def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:

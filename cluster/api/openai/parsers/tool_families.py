@@ -44,6 +44,16 @@ def tool_parser(
             return NamedCallParser(call_syntax.SYNTAXES[name], names)
 
 
+def call_marks_of(form: ToolFormat) -> tuple[str, ...]:
+    """Return the marks before calls; none where calls have none."""
+    marks = [form.opening or form.optional_mark]
+    if (syntax := call_syntax.SYNTAXES.get(form.name)) is not None:
+        marks += [*syntax.section[:1], *syntax.other_openings]
+    if (tagged := tagged_calls.SYNTAXES.get(form.name)) is not None:
+        marks.append(tagged.unopened)
+    return tuple(filter(None, marks))
+
+
 def new_call_id(form: ToolFormat, name: str, place: int) -> str:
     """Return an id for a call that the model gave none; the chat template must accept it.
 

@@ -35,6 +35,7 @@ _HEAD = re.compile(
     r'"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_NO_OBJECT = re.compile(r'\{\s*[^"}\s]')
 _NAME = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"')
 _NAME_STARTS = ('{"name":"', '{"type":"function","name":"')
 _MAX_NAME_CHARS = 200
@@ -221,7 +222,11 @@ class ToolCallParser(StateParser[_State]):
     def _read_object(self) -> Iterator[Piece]:
         """Parse a call up to its arguments, which stream, or a complete call in another order."""
         if self._num_scanned < MAX_HEAD_CHARS:
-            head = _HEAD.match(self._buffer[:MAX_HEAD_CHARS])
+            start = self._buffer[:MAX_HEAD_CHARS]
+            if _NO_OBJECT.match(start):
+                yield from self._reject(1)
+                return
+            head = _HEAD.match(start)
             if head is not None and self._is_known(json_or_none(head[1])):
                 self._take(head.end())
                 yield self._next_call(json.loads(head[1]))

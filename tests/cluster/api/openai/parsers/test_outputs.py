@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser
-from cluster.api.openai.parsers.tool_families import tool_parser
+from cluster.api.openai.parsers.tool_families import call_marks_of, tool_parser
 from cluster.api.openai.parsers.tool_format import TOOL_FORMATS, Tool
 from tests.cluster.api.openai.family_outputs import FAMILIES, Output
 from tests.cluster.api.openai.parsers.test_tool_families import read
@@ -48,7 +48,10 @@ def parser_of(name):
     reasoning = name.removeprefix("reasoning_")
     if reasoning == name:
         return tool_parser(TOOL_FORMATS[name], TOOLS)
-    return ReasoningParser(SYNTAXES[reasoning], tool_parser(TOOL_FORMATS["hermes"], TOOLS))
+    form = TOOL_FORMATS["hermes"]
+    return ReasoningParser(
+        SYNTAXES[reasoning], lambda: tool_parser(form, TOOLS), call_marks_of(form)
+    )
 
 
 def expected(form):
