@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from cluster.config.objective import Objective
 from cluster.control.replica_scaler import ReplicaScaler, Totals
-from specdec.engine.metrics.metrics import PARAMS_N
 from specdec.types.reports.fleet import DRAINING, LOADING, ReplicaReport
 
 
@@ -26,10 +25,9 @@ class FleetScaler:
             return
         staying = [each for each in reports if each.reason != DRAINING]
         running = [each for each in staying if each.reason != LOADING]
-        counts = {each.replica_id: each.counts for each in running}
         self.number = self._scaler.needed(
             now_s,
-            {name: Totals.of(c, c.histograms.get(PARAMS_N)) for name, c in counts.items()},
+            {each.replica_id: Totals.of(each.counts) for each in running},
             sum(each.num_running + each.num_waiting for each in running),
             [each.service_curve for each in running if each.service_curve is not None],
             num_starting=len(staying) - len(running),

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from cluster.config.objective import Objective
 from cluster.control.capacity import CLEAR_S, Capacity, Lengths, capacity, replicas_needed
 from specdec.types.reports.service_curve import ServiceCurve
-from specdec.types.reports.stats import FAILED, Counts, HistogramCounts
+from specdec.types.reports.stats import FAILED, Counts
 
 PERIOD_S = 5.0
 """Least time between two estimates."""
@@ -41,8 +41,7 @@ class Totals(NamedTuple):
 
     num_requests: received, rejected ones too, each choice counted as one. prompt_tokens: those not
     found in the prefix cache, in which queued ones are not looked up yet. output_tokens: generated.
-    num_ended: each choice of a completed request counted as one; failed and aborted requests count
-    once, as their choices are not measured. num_failed: the failed ones of them.
+    num_ended: likewise each choice. num_failed: the failed ones of them.
     """
 
     num_requests: float = 0.0
@@ -61,16 +60,14 @@ class Totals(NamedTuple):
         output_tokens: float,
         num_ended: float,
         num_failed: float,
-        num_more_choices: float,
     ) -> Self:
-        """Return the totals of metrics. num_more_choices: of completed requests."""
+        """Return the totals of metrics."""
         computed = prompt_tokens - cached_tokens
-        num_choices = num_ended + num_more_choices
-        return cls(num_requests, computed, output_tokens, num_choices, num_failed)
+        return cls(num_requests, computed, output_tokens, num_ended, num_failed)
 
     @classmethod
-    def of(cls, counts: Counts, choices: HistogramCounts | None) -> Self:
-        """Return the totals of a replica. choices: those of each completed request."""
+    def of(cls, counts: Counts) -> Self:
+        """Return the totals of a replica."""
         return cls.of_counters(
             num_requests=counts.num_requests,
             prompt_tokens=counts.num_prompt_tokens,
@@ -78,7 +75,6 @@ class Totals(NamedTuple):
             output_tokens=counts.num_generated_tokens,
             num_ended=sum(counts.ended.values()),
             num_failed=counts.ended.get(FAILED, 0),
-            num_more_choices=choices.total - sum(choices.counts) if choices is not None else 0.0,
         )
 
     def minus(self, other: Totals) -> Totals:

@@ -89,7 +89,7 @@ ALERTS = (
           / on (namespace, service, model_name) group_left ()
         (
           sum by (namespace, service, model_name) (
-            rate(specdec:request_success_total{finished_reason!="error"}[5m])
+            rate(specdec:e2e_request_latency_seconds_count[5m])
           )
             + sum by (namespace, service, model_name) (rate(specdec:request_failure_total[5m]))
         ) > 0.05

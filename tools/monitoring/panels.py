@@ -68,7 +68,8 @@ TRAFFIC = Row(
     (
         Panel(
             "Finished requests",
-            "Requests finished per second, by finish reason; errors by gRPC status code.",
+            "Requests finished per second by reason, where each choice counts as one; errors "
+            "of calls by gRPC status code.",
             (
                 Query(
                     rate("request_success_total", "finished_reason", 'finished_reason!="error"'),

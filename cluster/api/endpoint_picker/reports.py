@@ -48,9 +48,6 @@ _OBJECTIVE_NAMES = (
     "request_success_total",
 )
 """Read under an objective only."""
-_CHOICES = "request_params_n"
-_CHOICES_NAMES = (f"{_CHOICES}_sum", f"{_CHOICES}_count")
-"""Read of this service only, under an objective: vLLM counts an end for each choice."""
 _CENSORED = ("abort", FAILED)
 """The `finished_reason` of outputs that are not complete; vLLM has both."""
 OUTPUT_TOKENS, _NUM_ASSUMED = 256.0, 8
@@ -103,8 +100,7 @@ class EndpointReport:
 def metric_names(*, has_objective: bool) -> tuple[str, ...]:
     """Return the names by which servers select what `parse_report` reads."""
     names = _NAMES + _OBJECTIVE_NAMES * has_objective
-    own = (_PREFIXES[0] + _CHOICES,) * has_objective
-    return (*own, *(_name(prefix, name) for prefix in _PREFIXES for name in names))
+    return tuple(_name(prefix, name) for prefix in _PREFIXES for name in names)
 
 
 def parse_report(text: str, *, has_objective: bool = True) -> EndpointReport:
@@ -113,7 +109,7 @@ def parse_report(text: str, *, has_objective: bool = True) -> EndpointReport:
     Raises ValueError for a text that has no number of requests, or is no such text.
     """
     samples = _samples(text, metric_names(has_objective=has_objective))
-    names = _NAMES + _OBJECTIVE_NAMES + _CHOICES_NAMES
+    names = _NAMES + _OBJECTIVE_NAMES
     for prefix in _PREFIXES:
         found = {name: samples.get(_name(prefix, name), []) for name in names}
         if found["num_requests_running"]:
@@ -179,13 +175,7 @@ def _output_tokens(found: Mapping[str, Sequence[Sample]]) -> float:
         return OUTPUT_TOKENS
     complete = [each for each in ended if each[1].get("finished_reason") not in _CENSORED]
     num_tokens = _sum(found["generation_tokens_total"])
-    return expected_output_tokens(num_tokens, _sum(complete) + _num_more_choices(found))
-
-
-def _num_more_choices(found: Mapping[str, Sequence[Sample]]) -> float:
-    """Return the choices of ended requests after the first."""
-    num_choices, num_requests = (_sum(found[f"{_CHOICES}_{part}"]) for part in ("sum", "count"))
-    return max(0.0, num_choices - num_requests)
+    return expected_output_tokens(num_tokens, _sum(complete))
 
 
 def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals | None:
@@ -200,7 +190,6 @@ def _totals(found: Mapping[str, Sequence[Sample]]) -> Totals | None:
         output_tokens=_sum(found["generation_tokens_total"]),
         num_ended=_sum(ended),
         num_failed=_sum([each for each in ended if each[1].get("finished_reason") == FAILED]),
-        num_more_choices=_num_more_choices(found),
     )
 
 

@@ -189,7 +189,12 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     # Requests and tokens.
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),
-    counters("request_success", "Ended requests.", "finished_reason", "ended"),
+    counters(
+        "request_success",
+        "Ended requests; each choice counts as one.",
+        "finished_reason",
+        "ended",
+    ),
     counter("engine_steps", "Forward passes of the target.", "num_steps"),
     counter(
         "engine_steps_ahead", "Steps begun before the previous one had ended.", "num_steps_ahead"

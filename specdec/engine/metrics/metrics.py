@@ -231,10 +231,10 @@ class Metrics:
                     self._server_latencies[key] = Histogram(bounds, self._lock)
                 self._server_latencies[key].add(value)
 
-    def count_end(self, finish_reason: str) -> None:
-        """Count a request that ended; the reason is a FinishReason's value, ABORTED or FAILED."""
+    def count_end(self, finish_reason: str, num_choices: int = 1) -> None:
+        """Count choices that ended; the reason is a FinishReason's value, ABORTED or FAILED."""
         assert finish_reason in self.ended, "unknown finish reason"
-        self.ended[finish_reason] += 1
+        self.ended[finish_reason] += num_choices
 
     def count_failure(self, code: Enum) -> None:
         """Count a call that ended in an error, by its gRPC status code."""

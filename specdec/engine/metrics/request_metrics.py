@@ -83,6 +83,8 @@ class RequestMetrics:
         self._num_tokens_since = 0  # of plain decodes
         self._num_resumed = 0  # tokens of the answer that it began with
         self._has_ended = False
+        self._num_choices = 1
+        self._ended = set[int]()  # choices
         self._params: SamplingParams | None = None
         self._num_tokens: Counter[int] | None = None  # by choice, where there are several
 
@@ -95,7 +97,7 @@ class RequestMetrics:
         """Record that the request is sent to the engine. seed: for a trace."""
         del seed
         self.queued_at = self._clock()
-        self._params = params
+        self._params, self._num_choices = params, params.n
         self._num_tokens = Counter() if params.n > 1 else None
 
     def on_resumed(self, num_tokens: int) -> None:
@@ -117,6 +119,8 @@ class RequestMetrics:
         self._last_at[output.choice], self._last, self._num_tokens_since = at, output, 0
         if self._num_tokens is not None:
             self._num_tokens[output.choice] += len(output.token_ids)
+        if output.finish_reason is not None:
+            self._count_end(output)
         if output.is_last and output.finish_reason is not None:
             counts = self._num_tokens
             num_tokens = output.num_output_tokens - self._num_resumed
@@ -128,7 +132,10 @@ class RequestMetrics:
 
         longest: tokens of the longest choice so far.
         """
-        if not self._has_ended and output.is_last:
+        if self._has_ended:
+            return
+        self._count_end(output)
+        if output.is_last:
             self._last, self._num_tokens_since = output, 0
             self._on_end(output, longest, self._clock())
 
@@ -157,7 +164,8 @@ class RequestMetrics:
         if self._has_ended:
             return
         self._has_ended = True
-        self._metrics.count_end(ABORTED if isinstance(error, LEFT) else FAILED)
+        reason = ABORTED if isinstance(error, LEFT) else FAILED
+        self._metrics.count_end(reason, self._num_choices - len(self._ended))
         self._observe_error(error)
         self._log_end(reason_of(error), self._clock())
 
@@ -168,6 +176,7 @@ class RequestMetrics:
         if isinstance(error, _DEMAND):
             self._metrics.num_refused += num_choices
         if isinstance(error, LEFT):
+            self._num_choices = num_choices
             self.on_broken_off(error)
         else:
             self._has_ended = True
@@ -178,6 +187,13 @@ class RequestMetrics:
     def _observe_error(self, error: BaseException | None) -> None:
         duration = {REQUEST_DURATION: self._clock() - self.arrived_at}
         self._metrics.observe_operation(self._operation, duration, reason_of(error))
+
+    def _count_end(self, output: EngineOutput) -> None:
+        """Count the end of a choice, once: its reader may end it before the engine."""
+        assert output.finish_reason is not None, "the choice goes on"
+        if output.choice not in self._ended:
+            self._ended.add(output.choice)
+            self._metrics.count_end(output.finish_reason.value)
 
     def _on_first(self, at: float) -> None:
         self.first_at = at
@@ -212,7 +228,6 @@ class RequestMetrics:
         if longest > 1:
             latencies[PER_OUTPUT_TOKEN] = values[TIME_PER_OUTPUT_TOKEN]
         self._metrics.observe_operation(self._operation, latencies)
-        self._metrics.count_end(reason)
         self._log_end(reason, at)
 
     def _log_end(self, reason: str, at: float) -> None:

@@ -144,7 +144,7 @@ class Counts(Additive):
         tokens whether accepted or not; the siblings of a tree count as one. drafted_by_method,
         accepted_by_method: the same for each drafting method, STRUCTURED_OUTPUT included.
     decisions: steps by their reason. decided_lengths: steps by draft length, 0 first.
-    histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
+    histograms: by metric name. ended: choices by finish reason. failed: calls by gRPC status code.
     num_cached_tokens: prompt tokens found in the prefix cache.
     num_prefill_chunks: rows that left a part of the prompt uncomputed.
     num_lookahead_tokens: guesses run after the drafts by lookahead decoding.

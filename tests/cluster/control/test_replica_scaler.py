@@ -13,7 +13,7 @@ from cluster.control.replica_scaler import (
     Totals,
 )
 from specdec.types.reports.service_curve import ServiceCurve
-from specdec.types.reports.stats import Counts, HistogramCounts
+from specdec.types.reports.stats import Counts
 
 CURVE = ServiceCurve((1, 4, 16), (100.0, 100.0, 25.0), 1000.0)
 """With 100 tokens of prompt and output: 2.86 requests a second, 11.4 at a time."""
@@ -212,19 +212,7 @@ def test_any_totals_have_a_number(curve):
     assert pool.needed(num_open=2**20, curves=(curve,)) == MOST_REPLICAS
 
 
-def test_choices_are_those_of_the_requests_that_end():
-    def totals(num_single, num_fourfold):
-        number = num_single + num_fourfold
-        choices = HistogramCounts(
-            (1, 4), (num_single, num_fourfold, 0), num_single + 4.0 * num_fourfold
-        )
-        return Totals.of(Counts(ended={"stop": number}), choices)
-
-    assert totals(1000, 50).minus(totals(1000, 0)).num_ended == 200
-
-
 def test_counters_become_totals_of_choices():
-    choices = HistogramCounts((1, 2), (1, 1, 0), 3.0)
     counts = Counts(
         num_requests=9,
         num_prompt_tokens=1000,
@@ -232,5 +220,4 @@ def test_counters_become_totals_of_choices():
         num_generated_tokens=500,
         ended={"stop": 2, "abort": 1, "error": 4},
     )
-    assert Totals.of(counts, choices) == Totals(9, 700, 500, 7 + 1, 4)
-    assert Totals.of(counts, None) == Totals(9, 700, 500, 7, 4)
+    assert Totals.of(counts) == Totals(9, 700, 500, 7, 4)

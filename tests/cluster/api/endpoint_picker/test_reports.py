@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from cluster.api.endpoint_picker.reports import (
     OUTPUT_TOKENS,
@@ -17,13 +17,12 @@ from cluster.control.replica_scaler import Totals
 from cluster.observability.prometheus_text import expose, replica_families
 from specdec.types.reports.fleet import ReplicaReport, ReplicaStatus
 from specdec.types.reports.service_curve import ServiceCurve
-from specdec.types.reports.stats import AdaptersInUse, Counts, HistogramCounts
+from specdec.types.reports.stats import AdaptersInUse, Counts
 
 CURVE = ServiceCurve((1, 16), (100.0, 25.0), 5000.0)
 HUGE = {
     **dict.fromkeys(("requests_received_total", "prompt_tokens_total"), 1e308),
-    **dict.fromkeys(("request_success_total", "request_params_n_sum"), 1e308),
-    "request_params_n_count": 1e-300,
+    "request_success_total": 1e308,
 }
 
 VLLM = """
@@ -87,10 +86,7 @@ def test_this_services_own_metrics(aliases):
             num_prompt_tokens=1000,
             num_cached_tokens=300,
             num_generated_tokens=500,
-            ended={"stop": 2, "abort": 1},
-            histograms={
-                "request_params_n": HistogramCounts((1, 2), (1, 1, 0), 3.0),
-            },
+            ended={"stop": 3, "abort": 1},
         ),
     )
     families = replica_families(
@@ -104,7 +100,6 @@ def test_this_services_own_metrics(aliases):
     loaded = frozenset("abc")
     expected = EndpointReport(5, 2, 0.25, 160, frozenset("ab"), 2, True, loaded | {"m"}, loaded)
     expected = replace(expected, num_decoding=3, curve=CURVE)
-    # Two requests with three choices have ended, and one was aborted.
     expected = replace(expected, totals=Totals(9, 700, 500, 3 + 1))
     expected = replace(expected, output_tokens=expected_output_tokens(500, 3))
     assert parse_report(text) == expected
@@ -171,19 +166,16 @@ def test_the_names_are_those_that_a_scrape_selects():
 
 def test_without_an_objective_nothing_more_is_read():
     assert not any("expected" in each for each in metric_names(has_objective=False))
-    lines = "specdec:request_params_n_sum 3\nspecdec:request_params_n_count 2\n"
-    text = f"{lines}specdec:requests_received_total 5\nspecdec:num_requests_running 1\n"
+    text = "specdec:requests_received_total 5\nspecdec:num_requests_running 1\n"
     assert parse_report(text).totals.num_requests == 5
     assert parse_report(text, has_objective=False).totals is None
 
 
 def test_a_python_client_exposes_the_samples_that_are_selected():
-    """Samples of vLLM, which counts an end for each of a request's choices."""
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_running", "x", registry=registry).set(3)
     Counter("vllm:generation_tokens", "x", registry=registry).inc(77)
     Counter("vllm:request_success", "x", registry=registry).inc(2)
-    Histogram("vllm:request_params_n", "x", registry=registry).observe(2)
     selected = registry.restricted_registry(metric_names(has_objective=True))
     for each in (registry, selected):
         report = parse_report(generate_latest(each).decode())

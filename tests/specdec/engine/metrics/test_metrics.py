@@ -107,7 +107,7 @@ def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, 
     assert summary(metrics, names.FIRST_TOKEN) == (1, 0.5)
     assert summary(metrics, names.INTER_TOKEN) == (2, 3.0)
     assert summary(metrics, names.END_TO_END) == (1, 3.0)
-    assert metrics.ended == {"length": 1, "stop": 0, "abort": 0, "error": 0}
+    assert metrics.ended == {"length": 1, "stop": 1, "abort": 0, "error": 0}
 
 
 def test_steps_sent_together_share_the_time_evenly(metrics, observer):
@@ -125,6 +125,20 @@ def test_a_stream_that_is_broken_off_counts_once_without_latency(metrics, observ
     observer.on_refused(error, 1)
     assert metrics.ended == {"length": 0, "stop": 0, "abort": 0, "error": 0, reason: 1}
     assert (metrics.num_refused, summary(metrics, names.END_TO_END)) == (0, (0, 0))
+
+
+@pytest.mark.parametrize(("error", "reason"), [(GeneratorExit(), "abort"), (ValueError(), "error")])
+def test_choices_that_had_not_ended_are_broken_off(metrics, observer, error, reason):
+    observer.on_queued(SamplingParams(n=3), seed=0)
+    observer.on_output(output(FinishReason.STOP, choice=1, is_last=False), 101.0)
+    observer.on_choice_end(output(FinishReason.STOP, choice=1, is_last=False), 1)
+    observer.on_broken_off(error)
+    assert metrics.ended == {"length": 0, "stop": 1, "abort": 0, "error": 0, reason: 2}
+
+
+def test_a_request_that_leaves_before_it_is_accepted_has_all_its_choices(metrics, observer):
+    observer.on_refused(GeneratorExit(), 4)
+    assert (metrics.num_refused, metrics.ended["abort"]) == (4, 4)
 
 
 def test_the_latencies_of_a_server_follow_opentelemetry(metrics):

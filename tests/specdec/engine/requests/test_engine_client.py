@@ -28,7 +28,9 @@ async def counted(loop, *requests):
     metrics = Metrics()
 
     async def run(each):
-        outputs = loop.generate(each, RequestMetrics(each.request_id, metrics))
+        measured = RequestMetrics(each.request_id, metrics)
+        measured.on_queued(each.params, each.seed)
+        outputs = loop.generate(each, measured)
         with suppress(SpecdecError):
             [_ async for _ in outputs]
 
@@ -41,7 +43,7 @@ async def counted(loop, *requests):
     ("changes", "expected"),
     [
         ({}, (1, {"length": 1})),
-        ({"params": SamplingParams(n=2, max_tokens=1)}, (2, {"length": 1})),
+        ({"params": SamplingParams(n=2, max_tokens=1)}, (2, {"length": 2})),
         ({"prompt": ()}, (0, {})),
         ({"queue_deadline_s": 0.0}, (1, {"error": 1})),
     ],
@@ -56,10 +58,13 @@ async def test_a_request_without_room_is_received(loop, monkeypatch):
     assert await counted(loop, request("r", PROMPT)) == (1, {})
 
 
-async def test_a_request_that_fails_has_ended(tiny_model_dir):
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_a_request_that_fails_has_ended_with_all_its_choices(tiny_model_dir, num_choices):
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), NanTarget()))
-    requests = [request(f"r{index}", [11 + index, 12]) for index in range(3)]
-    assert await counted(loop, *requests) == (3, {"length": 2, "error": 1})
+    requests = [request(f"r{index}", [11 + index, 12]) for index in range(2)]
+    failing = replace(requests[1], params=replace(requests[1].params, n=num_choices))
+    counts = await counted(loop, requests[0], failing)
+    assert counts == (1 + num_choices, {"length": 1, "error": num_choices})
     await tokens_of(loop, request("of no client", PROMPT))
-    assert loop.last_stats.counts.num_requests == 3
+    assert loop.last_stats.counts.num_requests == 1 + num_choices
     await loop.close()
