@@ -19,7 +19,7 @@ from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, TIMED_OUT, GrammarC
 from specdec.text.grammar.matcher import Grammar
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
-from specdec.types.errors import OverloadedError
+from specdec.types.errors import OverloadedError, as_exception
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation, Prompt
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -51,8 +51,8 @@ class _Work(NamedTuple):
         """Call the function, unless its caller has been cancelled. On a thread."""
         try:
             return _Outcome(None if self.result.done() else self.context.run(self.function))
-        except BaseException as error:  # the tokenizers' library has errors that are no Exception
-            return _Outcome(None, error)
+        except BaseException as error:
+            return _Outcome(None, as_exception(error))
 
     def end(self, outcome: _Outcome) -> None:
         """Return the outcome to the caller. On the event loop."""
@@ -68,7 +68,7 @@ class _Outcome(NamedTuple):
     """A function's return value, or its error."""
 
     value: Any
-    error: BaseException | None = None
+    error: Exception | None = None
 
 
 class EncodeLimiter:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from specdec.types.errors import as_exception
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +35,8 @@ class Command(NamedTuple):
             if failure is not None:
                 raise failure
             return Outcome(self, self.function())
-        except Exception as error:
+        except BaseException as fault:
+            error = as_exception(fault)
             if self.result is None and self.on_end is None and error is not failure:
                 logger.exception("a command without a caller failed")
             return Outcome(self, None, error)

@@ -23,7 +23,12 @@ from specdec.sequences.decode_rows import SampledTokens
 from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
-from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
+from specdec.types.errors import (
+    BadLogitsError,
+    DetokenizeError,
+    NoTokenLeftError,
+    SpecdecError,
+)
 from specdec.types.messages import BASE_MODEL, PromptLogprobs, StepRow, VerifiedRow
 from specdec.types.reports.stats import Counts, DraftCounter
 from specdec.types.responses import EngineOutput
@@ -71,6 +76,7 @@ class Committer:
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
         self._is_step_in_flight = False  # after the step that is committed
         self._observes_undrafted = False  # of that step, see Speculator
+        self._failed: list[EngineOutput] = []  # errors of requests in that step
 
     def commit(self, step: CollectedStep, outputs: StepOutputs) -> int:
         """Commit the results of the rows whose sequences still run, and add their outputs.
@@ -81,12 +87,12 @@ class Committer:
         valid = running(saves)
         self._is_step_in_flight = bool(self._steps)
         self._observes_undrafted = self._speculator.observes_undrafted
-        failed: list[EngineOutput] = []
+        self._failed = []
         if isinstance(rows, RepeatedDecodes) and rows.yields(verified.rows):
-            committed = self._commit_decodes(rows, verified.rows, outputs, failed)
+            committed = self._commit_decodes(rows, verified.rows, outputs)
         else:
             prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-            committed = self._commit_rows(rows, results_of(verified.rows), prompts, failed)
+            committed = self._commit_rows(rows, results_of(verified.rows), prompts)
         if saves:
             end_saves(saves, valid, verified, self._blocks)
         self._requests.readmit_restarted()  # the latest snapshots are known now
@@ -95,7 +101,7 @@ class Committer:
         made = [output for _, output in committed if output is not None]
         if len(made) < len(committed):
             made += self._joining_outputs(committed)
-        outputs.whole += made + failed
+        outputs.whole += made + self._failed
         return len(committed) + len(outputs.token_ids)
 
     def _commit_decodes(
@@ -103,7 +109,6 @@ class Committer:
         rows: RepeatedDecodes,
         sampled: SampledTokens,
         outputs: StepOutputs,
-        failed: list[EngineOutput],
     ) -> list[_CommittedRow]:
         """Commit a step with decodes of a run, as `_commit_rows` does."""
         sequences = rows.run.sequences
@@ -122,7 +127,7 @@ class Committer:
         if rows.others:
             first = len(sequences)
             others = zip(sampled.seq_ids[first:], sampled.token_ids[first:], strict=True)
-            committed += self._commit_rows(rows.others, dict(others), {}, failed)
+            committed += self._commit_rows(rows.others, dict(others), {})
         return committed
 
     def _commit_run(
@@ -180,9 +185,8 @@ class Committer:
         rows: Rows,
         results: Mapping[int, int | VerifiedRow],
         prompts: Mapping[int, PromptLogprobs],
-        failed: list[EngineOutput],
     ) -> list[_CommittedRow]:
-        """Return the rows that have tokens; add the errors of requests that fail to `failed`."""
+        """Return the rows that have tokens."""
         committed: list[_CommittedRow] = []
         for seq, row in rows:
             if seq.status is not SequenceStatus.RUNNING:
@@ -201,7 +205,7 @@ class Committer:
                 only = VerifiedRow(seq.seq_id, (result,))
                 committed.append((seq, self._commit_tokens(seq, row, only)))
             elif result.has_bad_logits:
-                failed.extend(self._on_bad_logits(seq, row))
+                self._on_bad_logits(seq, row)
             else:
                 committed.append((seq, self._commit_tokens(seq, row, result)))
         return committed
@@ -229,9 +233,13 @@ class Committer:
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
     ) -> EngineOutput | None:
-        """Add verified tokens to a sequence; return None if its output is buffered for later."""
+        """Add verified tokens to a sequence; return None if its output is buffered, or it fails."""
         token_ids = verified.token_ids
-        num_kept, closing_ids, stop = self._append(seq, token_ids)
+        try:
+            num_kept, closing_ids, stop = self._append(seq, token_ids)
+        except DetokenizeError as error:
+            self._failed += self._requests.fail(seq, error)
+            return None
         num_verified = accepted_drafts(seq, row, token_ids)
         num_drafted = min(num_kept, num_verified)
         has_ended = stop is not None or bool(closing_ids)
@@ -258,7 +266,11 @@ class Committer:
         if seq.reaches_budget(1, self._max_model_len):
             row = StepRow(seq.seq_id, 0, (token_id,), 0, True, adapter_id=seq.request.adapter_id)
             return self._commit_tokens(seq, row, VerifiedRow(seq.seq_id, (token_id,)))
-        stop = append(seq, token_id, self._model.eos_token_ids, self._max_model_len)
+        try:
+            stop = append(seq, token_id, self._model.eos_token_ids, self._max_model_len)
+        except DetokenizeError as error:
+            self._failed += self._requests.fail(seq, error)
+            return None
         seq.num_computed_tokens = num_computed = len(seq.token_ids) - 1
         if num_computed % self._blocks.block_size == 0:
             self._publish(seq)
@@ -333,7 +345,7 @@ class Committer:
                 version = seq.head_draft.version
                 self._drafters.observe(version, depth, num_accepted, num_verified)
 
-    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> None:
         """Fail a request without publishing KV; a row with guesses is retried without them.
 
         Guesses can corrupt a whole row: attention multiplies their NaN values by 0. The states of
@@ -345,8 +357,8 @@ class Committer:
                 self._drop_rejected(seq)
             else:
                 self._requests.recompute(seq)
-            return []
-        return self._requests.fail(seq, self._logits_error(seq, row))
+        else:
+            self._failed += self._requests.fail(seq, self._logits_error(seq, row))
 
     def _logits_error(self, seq: Sequence, row: StepRow) -> SpecdecError:
         mask = None if row.grammar_mask is None else row.grammar_mask[0]

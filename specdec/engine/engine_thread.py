@@ -224,7 +224,7 @@ class EngineThread(EngineClient):
         try:
             while self._run_commands():
                 self._advance()
-        except Exception:
+        except BaseException:  # Rust libraries panic with errors that are no Exception
             self._give_up_after_bug("the engine stopped")
         finally:
             self._has_ended = True  # before the queue is emptied, so that no command is left in it
@@ -357,7 +357,7 @@ class EngineThread(EngineClient):
         assert self._restart_target is not None
         try:
             target = self._restart_target()
-        except Exception as error:
+        except BaseException as error:
             failure = TargetFailedError(f"the target could not be started again: {error}")
             self.post(lambda: self._give_up(failure))
         else:

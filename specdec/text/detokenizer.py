@@ -66,10 +66,12 @@ class WindowDecoder:
         self._window: list[int] = []  # the tokens that new ones are decoded with
         self._boundary = 0  # tokens of the window up to the end of the last complete character
         self._num_shown = 0  # characters of the decoded window that were returned
+        self._rest = ""  # the characters of it after them
         self._continue(before)
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
+        self._rest = ""
         self._window.append(token_id)
         text = self._decode()
         end = len(text.rstrip(_REPLACEMENT))
@@ -81,14 +83,17 @@ class WindowDecoder:
             new = text[self._num_shown : -1]
             self._window = self._window[-_CONTEXT_TOKENS:]
             self._boundary = 0
-            self._num_shown = len(self._decode()) - 1
+            text = self._decode()
+            self._num_shown = len(text) - 1
+            self._rest = text[self._num_shown :]
         else:
             self._num_shown = max(self._num_shown, end)
+            self._rest = text[self._num_shown :]
         return new
 
     def finish(self) -> str:
         """See TextDecoder."""
-        return self._decode()[self._num_shown :]
+        return self._rest
 
     def _continue(self, before: Sequence[int]) -> None:
         """Open the window with the shortest end of `before` that is complete characters."""

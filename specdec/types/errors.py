@@ -271,6 +271,12 @@ class NoTokenLeftError(NoNextTokenError):
     reason = "allowed_token_ids, bad_words, min_tokens and structured_output allow no next token"
 
 
+class DetokenizeError(NoNextTokenError):
+    """The tokenizer failed at the text of the next token, which may contain a stop string."""
+
+    reason = "the tokenizer could not decode the answer"
+
+
 class CrashingRequestError(NoNextTokenError):
     """The forward pass of the request ends the target, which restarted for the others."""
 
@@ -292,6 +298,18 @@ def reason_of(error: BaseException) -> str:
     """Return an error in one line, without its class unless it has no message."""
     text = " ".join(str(error).split())
     return f"no key {text}" if isinstance(error, KeyError) else text or type(error).__name__
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return an error as one that a future can hold, and that ends no more than a call.
+
+    Not StopIteration, and no panic of the tokenizers' library, which is no Exception.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    fault = RuntimeError(f"{type(error).__name__}: {error}")
+    fault.__cause__ = error
+    return fault
 
 
 _MAX_SHOWN_BITS = 1024

@@ -18,7 +18,12 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar.matcher import OutputConstraint
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import ContextLengthError, GrammarError, InvalidValueError
+from specdec.types.errors import (
+    ContextLengthError,
+    DetokenizeError,
+    GrammarError,
+    InvalidValueError,
+)
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
@@ -216,7 +221,11 @@ class InputProcessor:
         """Advance the text past the output tokens that the caller already has."""
         resumed = seq.request.resume_token_ids
         for index, token in enumerate(resumed):
-            if check_token(seq, token, self._model.eos_token_ids) is not None:
+            try:
+                stop = check_token(seq, token, self._model.eos_token_ids)
+            except DetokenizeError as error:
+                raise DetokenizeError(index) from error
+            if stop is not None:
                 limit = f"unfinished; number {index} ends the text"
                 raise InvalidValueError("resume_token_ids", f"... {token}", limit)
         if not resumed or seq.detokenizer is None:

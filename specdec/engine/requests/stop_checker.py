@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import collections.abc
+import logging
 from collections.abc import Set
 from dataclasses import dataclass
 
 from specdec.sequences.sequence import Sequence
+from specdec.types.errors import DetokenizeError
 from specdec.types.responses import FinishReason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,18 @@ def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop |
 
 
 def _stop_string(seq: Sequence, token_id: int, *, is_hidden: bool) -> str | None:
-    """Add a token to the text; return the stop string that ends it there."""
+    """Add a token to the text; return the stop string that ends it there.
+
+    Raises DetokenizeError.
+    """
     assert seq.detokenizer is not None, "stop strings without a text"
     if is_hidden:
         seq.detokenizer.skip()
         return None
-    return seq.detokenizer.append(token_id)
+    try:
+        return seq.detokenizer.append(token_id)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizers' library has errors that are no Exception
+        logger.exception("the tokenizer failed")
+        raise DetokenizeError(seq.num_output_tokens - 1) from error

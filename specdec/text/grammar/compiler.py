@@ -19,7 +19,12 @@ from specdec.text.grammar.translation import limits_lexemes, refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.grammar.vocabulary import GrammarVocabulary
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
+from specdec.types.errors import (
+    InvalidValueError,
+    OverloadedError,
+    UnsupportedModelError,
+    as_exception,
+)
 from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -266,18 +271,18 @@ class GrammarCompiler:
         for copy, caller in followers:
             self._enqueue(copy, caller)
 
-    def _fail(self, compilation: _Compilation, error: BaseException) -> None:
+    def _fail(self, compilation: _Compilation, error: Exception) -> None:
         for each in compilation.with_followers():
             each.result.set_exception(error)
             if self._cache.get(each.spec) is each:
                 del self._cache[each.spec]
 
-    def _outcome(self, compilation: _Compilation) -> Grammar | BaseException:
+    def _outcome(self, compilation: _Compilation) -> Grammar | Exception:
         """Compile a copy; only the first one of a grammar is tried."""
         try:
             return self._compile(compilation.spec, is_tried=compilation.first is not None)
         except BaseException as error:
-            return error
+            return as_exception(error)
 
     def _evict(self) -> None:
         """Apply the limits of the cache."""

@@ -57,6 +57,18 @@ async def test_brief_commands_that_wait_together_are_answered_together(loop, mon
     assert loop.last_stats is made[0]
 
 
+@pytest.mark.parametrize("error", [StopIteration(), BaseException("panic")], ids=repr)
+async def test_no_error_of_a_command_keeps_others_from_their_results(loop, error):
+    def fail():
+        raise error
+
+    async with Held(loop):
+        calls = [brief_call(loop, each) for each in (fail, lambda: 7)]
+    async with asyncio.timeout(30):
+        found, other = await asyncio.gather(*calls, return_exceptions=True)
+    assert (type(found), found.__cause__, other) == (RuntimeError, error, 7)
+
+
 async def test_a_silent_command_returns_only_an_error(loop):
     async with Held(loop):
         done, failed = loop.event_loop.create_future(), loop.event_loop.create_future()

@@ -274,13 +274,14 @@ async def test_on_target_lost_runs_on_the_engine_thread_before_the_restart(tiny_
     await loop.close()
 
 
-async def test_streams_fail_if_the_target_cannot_restart(tiny_model_dir, target):
+@pytest.mark.parametrize("kind", [TargetFailedError, BaseException])
+async def test_streams_fail_if_the_target_cannot_restart(tiny_model_dir, target, kind):
     def restart():
-        raise TargetFailedError("it failed 5 times in a row")
+        raise kind("it failed 5 times in a row")
 
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
     target.error = TargetFailedError("lost")
     with pytest.raises(TargetFailedError, match="could not be started again: it failed 5 times"):
-        await tokens_of(loop, request("r", PROMPT))
+        await asyncio.wait_for(tokens_of(loop, request("r", PROMPT)), 60)
     assert not loop.is_recovering
     await loop.close()

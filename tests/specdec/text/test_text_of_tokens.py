@@ -1,15 +1,17 @@
 """Division of text by the tokens that complete it, and the decoders that find it."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from specdec.text.detokenizer import ByteDecoder, IncrementalDetokenizer, WindowDecoder
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_bytes import TokenBytes
-from tests.specdec.text.test_detokenizer import PIECES, spelled
+from tests.specdec.text.test_detokenizer import PIECES, llama2_ids, spelled
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,32 @@ def test_byte_and_window_decoders_are_equal(
     for decoder in (ByteDecoder(tokenizer), WindowDecoder(tokenizer)):
         text = "".join(map(decoder.add, token_ids)) + decoder.finish()
         assert text == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 260), max_size=30))
+def test_the_end_of_a_window_is_known_without_the_tokenizer(
+    llama2_like: Tokenizer, token_ids: list[int]
+) -> None:
+    """An error of the tokenizer there would reach the engine's thread."""
+    decoder = WindowDecoder(llama2_like)
+    for token_id in token_ids:
+        decoder.add(token_id)
+        rest = decoder._decode()[decoder._num_shown :]
+        with patch.object(Tokenizer, "decode", side_effect=ValueError("broken")):
+            assert decoder.finish() == rest
+
+
+def test_a_text_whose_last_token_cannot_be_decoded_ends(llama2_like: Tokenizer) -> None:
+    decoder = WindowDecoder(llama2_like)
+    assert decoder.finish() == ""
+    [first_byte] = llama2_ids(llama2_like, b"\xc3")
+    decoder.add(first_byte)
+    assert decoder.finish() == "\ufffd"
+    with patch.object(Tokenizer, "decode", side_effect=ValueError("broken")):
+        with pytest.raises(ValueError, match="broken"):
+            decoder.add(first_byte)
+        assert decoder.finish() == ""
 
 
 @pytest.mark.parametrize(

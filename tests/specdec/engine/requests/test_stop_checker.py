@@ -2,6 +2,7 @@
 """Ends of sequences on a target without a model, with drafts and without."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +11,7 @@ from specdec.engine.requests.stop_checker import append, extend
 from specdec.sequences.sequence import Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import DetokenizeError, InvalidValueError
 from specdec.types.responses import FinishReason
 from specdec.types.sampling.sampling_spec import SamplingRules
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
@@ -136,6 +137,22 @@ def test_stop_strings_need_the_text(tiny_model_dir):
     assert _outputs(tiny_model_dir, 0, asked)
     with pytest.raises(InvalidValueError, match="detokenize is False; it must be true where stop"):
         _outputs(tiny_model_dir, 0, replace(asked, detokenize=False))
+
+
+def test_a_text_that_cannot_be_resumed_ends_at_the_token_of_the_error(tiny_model_dir, monkeypatch):
+    append, asked = IncrementalDetokenizer.append, request_of({"stop": ("never found",)})
+
+    def fail(self, token_id):
+        if token_id == 21:
+            raise ValueError("broken")
+        return append(self, token_id)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", fail)
+    with pytest.raises(DetokenizeError, match="after 1 output tokens"):
+        _outputs(tiny_model_dir, 0, replace(asked, resume_token_ids=(20, 21, 22)))
+    monkeypatch.setattr(IncrementalDetokenizer, "append", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        _outputs(tiny_model_dir, 0, asked)
 
 
 def _outputs(directory, num_drafts, asked):
