@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from cluster.api.base.authentication import AdminAccess
 from cluster.api.base.certificate_files import grpc_credentials, http_context
+from cluster.api.base.grpc_stop import stop_server
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
 from cluster.api.grpc.servicers import (
@@ -159,7 +160,7 @@ class EmbeddedIngress:
     async def close(self) -> None:
         """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
         await self.set_ready(False)
-        await asyncio.gather(self._grpc.stop(_GRACE_S), self._close_http())
+        await asyncio.gather(stop_server(self._grpc, _GRACE_S), self._close_http())
 
     async def _close_http(self) -> None:
         if self._http_task is None or self._failure is not None:

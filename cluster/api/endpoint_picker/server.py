@@ -20,6 +20,7 @@ from prometheus_client import start_http_server
 
 from cluster.api.base.byte_budget import ByteBudget
 from cluster.api.base.certificate_files import grpc_credentials
+from cluster.api.base.grpc_stop import stop_server
 from cluster.api.endpoint_picker.certificates import self_signed
 from cluster.api.endpoint_picker.exchange import Exchange
 from cluster.api.endpoint_picker.external_scaler import ExternalScaler
@@ -315,7 +316,7 @@ class PickerServer:
         await asyncio.sleep(accept_s)
         self._processor.drain(drain_timeout_s)
         grace_s = drain_timeout_s + _GRACE_S
-        await asyncio.gather(self._grpc.stop(grace_s), self._probed.stop(_GRACE_S))
+        await asyncio.gather(stop_server(self._grpc, grace_s), stop_server(self._probed, _GRACE_S))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

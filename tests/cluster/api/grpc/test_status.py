@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -166,15 +166,23 @@ class StallingProxy:
             await writer.drain()
 
 
-async def test_a_stream_whose_headers_are_not_read_in_time_ends_with_the_status(monkeypatch):
+@asynccontextmanager
+async def stalling_channel():
+    """Start a server; yield it, the proxy before it, and a channel to the proxy."""
     server = grpc.aio.server()
     add_inference_service(Answering(), server)
     proxy = StallingProxy(server.add_insecure_port("127.0.0.1:0"))
     await server.start()
     listener = await asyncio.start_server(proxy.connect, "127.0.0.1", 0)
     address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    options = [("grpc.http2.lookahead_bytes", 64 << 20)]
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(address, options) as channel:
+    options = [("grpc.http2.lookahead_bytes", 64 << 20)]  # gRPC's own window is full later
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(address, options) as channel:
+        yield server, proxy, channel
+    listener.close()
+
+
+async def test_a_stream_whose_headers_are_not_read_in_time_ends_with_the_status(monkeypatch):
+    async with stalling_channel() as (server, proxy, channel):
         endless = channel.unary_stream(STREAM)(ENDLESS)
         await endless.read()
         reading = asyncio.ensure_future(read_all(endless))
@@ -190,7 +198,6 @@ async def test_a_stream_whose_headers_are_not_read_in_time_ends_with_the_status(
         for stream in (reading, read_all(short)):
             with pytest.raises(grpc.aio.AioRpcError, match="not read its stream for"):
                 await stream
-    listener.close()
     await server.stop(0)
 
 
