@@ -3,13 +3,21 @@
 import asyncio
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from specdec.engine.commands import Command, CommandQueue
 from specdec.engine.engine_thread import EngineThread
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.deadline import Deadline
-from specdec.types.errors import AbortedError, DeadlineExceededError, TargetFailedError
+from specdec.types.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    DetokenizeError,
+    TargetFailedError,
+)
+from tests.specdec.engine.test_engine_thread import PROMPT, tokens_of
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 
@@ -67,6 +75,39 @@ async def test_no_error_of_a_command_keeps_others_from_their_results(loop, error
     async with asyncio.timeout(30):
         found, other = await asyncio.gather(*calls, return_exceptions=True)
     assert (type(found), found.__cause__, other) == (RuntimeError, error, 7)
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+@pytest.mark.parametrize("error", [ValueError("broken"), BaseException("panic")], ids=repr)
+async def test_a_text_that_cannot_be_made_ends_its_request_alone(
+    loop, monkeypatch, error, num_choices
+):
+    """The engine makes the text of requests with stop strings."""
+    append = IncrementalDetokenizer.append
+
+    def fail(self, token_id):
+        if "faulty" in self._stop and self._num_tokens == 3:
+            raise error
+        return append(self, token_id)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", fail)
+    stops = (("faulty",), ("never",), ())
+    generated = await asyncio.gather(
+        *(tokens_of(loop, request("r", PROMPT, stop=each, n=num_choices)) for each in stops),
+        return_exceptions=True,
+    )
+    assert isinstance(generated[0], DetokenizeError)
+    assert "after 3 output tokens" in str(generated[0])
+    assert [len(each) for each in generated[1:]] == [24 * num_choices] * 2
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_an_error_that_is_no_exception_ends_all_streams(loop, monkeypatch):
+    monkeypatch.setattr(loop._engine, "step", Mock(side_effect=BaseException("panic")))
+    with pytest.raises(TargetFailedError, match="engine error"):
+        await asyncio.wait_for(tokens_of(loop, request("r", PROMPT)), 30)
+    assert loop.failure is not None
 
 
 async def test_a_silent_command_returns_only_an_error(loop):

@@ -6,7 +6,6 @@ import threading
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 
@@ -14,11 +13,9 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.requests.outputs import StepOutputs
 from specdec.engine.requests.preparations import Preparations
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
     BadLogitsError,
-    DetokenizeError,
     InvalidValueError,
     NotReadyError,
     OverloadedError,
@@ -193,39 +190,6 @@ async def test_an_error_of_one_request_ends_only_its_stream(tiny_model_dir):
     stats = await loop.stats()
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
     await loop.close()
-
-
-@pytest.mark.parametrize("num_choices", [1, 2])
-@pytest.mark.parametrize("error", [ValueError("broken"), BaseException("panic")], ids=repr)
-async def test_a_text_that_cannot_be_made_ends_its_request_alone(
-    loop, target, monkeypatch, error, num_choices
-):
-    """The engine makes the text of requests with stop strings."""
-    append = IncrementalDetokenizer.append
-
-    def fail(self, token_id):
-        if "faulty" in self._stop and self._num_tokens == 3:
-            raise error
-        return append(self, token_id)
-
-    monkeypatch.setattr(IncrementalDetokenizer, "append", fail)
-    stops = (("faulty",), ("never",), ())
-    generated = await asyncio.gather(
-        *(tokens_of(loop, request("r", PROMPT, stop=each, n=num_choices)) for each in stops),
-        return_exceptions=True,
-    )
-    assert isinstance(generated[0], DetokenizeError)
-    assert "after 3 output tokens" in str(generated[0])
-    assert [len(each) for each in generated[1:]] == [24 * num_choices] * 2
-    stats = await loop.stats()
-    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
-
-
-async def test_an_error_that_is_no_exception_ends_all_streams(loop, monkeypatch):
-    monkeypatch.setattr(loop._engine, "step", Mock(side_effect=BaseException("panic")))
-    with pytest.raises(TargetFailedError, match="engine error"):
-        await asyncio.wait_for(tokens_of(loop, request("r", PROMPT)), 30)
-    assert loop.failure is not None
 
 
 async def test_leaving_a_stream_aborts_its_request(loop, target):
