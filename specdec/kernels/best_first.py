@@ -88,6 +88,7 @@ def best_first(log_survival: Tensor, num_nodes: Tensor, max_nodes: int) -> BestF
         num_nodes.data_ptr(),
         max_nodes,
         *(column.data_ptr() for column in trees),
+        torch.get_num_threads(),
     )
     return trees
 
@@ -98,6 +99,6 @@ def _library() -> Any:
     library = native_library()
     assert library is not None, "the operations were selected without their library"
     address, count = ctypes.c_void_p, ctypes.c_int64
-    sizes = (count, count, count, address, count)
-    declare(library, best_first=(None, address, *sizes, address, address, address, address))
+    sizes, columns = (count, count, count, address, count), (address,) * 4
+    declare(library, best_first=(None, address, *sizes, *columns, ctypes.c_int32))
     return library

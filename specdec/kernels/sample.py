@@ -34,6 +34,7 @@ def row_argmax(logits: Tensor) -> RowArgmax:
         num_rows,
         logits.stride(0),
         num_tokens,
+        torch.get_num_threads(),
         *argmax.addresses,
     )
     return argmax
@@ -118,6 +119,7 @@ def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64]:
         params.ctypes.data,
         len(params),
         token_ids.ctypes.data,
+        torch.get_num_threads(),
     )
     return token_ids
 
@@ -149,6 +151,7 @@ def best_drafts(
         count,
         scores.data_ptr(),
         token_ids.data_ptr(),
+        torch.get_num_threads(),
     )
     return scores, token_ids
 
@@ -176,13 +179,13 @@ def _library() -> Any:
     head = ctypes.POINTER(MatrixStruct)
     declare(
         library,
-        argmax=(None, address, flag, count, count, count, *argmax),
+        argmax=(None, address, flag, count, count, count, flag, *argmax),
         gemm_argmax=(ctypes.c_bool, head, address, count, count, address, flag, *argmax),
         all_ranks_argmax=(ctypes.c_bool, address, count, count, *argmax),
-        sample=(None, address, flag, count, count, address, count, address),
+        sample=(None, address, flag, count, count, address, count, address, flag),
         best_drafts=(
             *(None, address, flag, count, count, address),
-            *(address, count, count, address, address),
+            *(address, count, count, address, address, flag),
         ),
     )
     return library

@@ -57,9 +57,9 @@ class SharedMemory:
             open_communicator=(c_void_p, c_int32, c_int64, c_int64, c_double),
             close_communicator=(None, c_void_p),
             communicator_failure=(c_int32, c_void_p),
-            all_reduce=(c_int32, c_void_p, c_int32, c_void_p, c_int64),
-            all_gather=(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
-            all_to_all=(c_int32, c_void_p, c_void_p, c_int64, c_void_p),
+            all_reduce=(c_int32, c_void_p, c_int32, c_void_p, c_int64, c_int32),
+            all_gather=(c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int32),
+            all_to_all=(c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int32),
         )
         self._library = library
         self._rank, self._size = rank, size
@@ -90,6 +90,7 @@ class SharedMemory:
                 _ELEMENT_TYPES[tensor.dtype],
                 contiguous.data_ptr(),
                 contiguous.numel(),
+                torch.get_num_threads(),
             )
         )
         if contiguous is not tensor:
@@ -101,7 +102,11 @@ class SharedMemory:
         gathered = own.new_empty(self._size, *own.shape)
         self._raise(
             self._library.specdec_all_gather(
-                self.communicator, own.data_ptr(), own.nbytes, gathered.data_ptr()
+                self.communicator,
+                own.data_ptr(),
+                own.nbytes,
+                gathered.data_ptr(),
+                torch.get_num_threads(),
             )
         )
         return gathered
@@ -112,7 +117,11 @@ class SharedMemory:
         received = torch.empty_like(own)
         self._raise(
             self._library.specdec_all_to_all(
-                self.communicator, own.data_ptr(), own.nbytes // self._size, received.data_ptr()
+                self.communicator,
+                own.data_ptr(),
+                own.nbytes // self._size,
+                received.data_ptr(),
+                torch.get_num_threads(),
             )
         )
         return received

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.kernels.best_first import best_first
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
-from specdec.kernels.sample import logits_and_argmax, row_argmax, sample_tokens, torch_row_argmax
+from specdec.kernels.sample import (
+    best_drafts,
+    logits_and_argmax,
+    row_argmax,
+    sample_tokens,
+    torch_row_argmax,
+)
 from specdec.sampling.row_ops import CpuRowOps, RowOps
 from specdec.sampling.sampling_batch import SamplingBatch
 from tests.combinations import every_value
-from tests.specdec.threads import num_threads
+from tests.specdec.threads import num_threads, threads_started_by
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -185,6 +192,25 @@ def test_result_does_not_depend_on_number_of_threads(count):
         again = row_argmax(logits)
     assert torch.equal(again.values, argmax.values)
     assert torch.equal(again.token_ids, argmax.token_ids)
+
+
+ROWS, TREE = torch.zeros(8, 64), torch.zeros(8, 2, 2, dtype=torch.float64)
+PARAMS = np.ones(8, SAMPLE_PARAMS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: row_argmax(ROWS),
+        lambda: sample_tokens(ROWS, PARAMS),
+        lambda: best_drafts(ROWS, torch.arange(64, dtype=torch.int32), PARAMS, 2),
+        lambda: best_first(TREE, torch.ones(8, dtype=torch.int64), 2),
+    ],
+    ids=["argmax", "sample", "best_drafts", "best_first"],
+)
+def test_kernels_use_as_many_threads_as_torch_in_a_new_thread(call):
+    with num_threads(3):
+        assert len(threads_started_by(call)) == 2, "beside the new thread"
 
 
 def test_argmax_with_replaced_rows():

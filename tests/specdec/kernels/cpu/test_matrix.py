@@ -1,7 +1,6 @@
 """Packed matrix products: accuracy, and equal bits in every batch."""
 
 import platform
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
 from specdec.kernels.cpu.build import SOURCE
 from specdec.models.layers.matrix import quantize_rows
 from tests.specdec.kernels.cpu.compiling import compiled
-from tests.specdec.threads import num_threads
+from tests.specdec.threads import num_threads, threads_started_by
 
 FLOATS = {
     MatrixFormat.FLOAT32: torch.float32,
@@ -210,24 +209,10 @@ def test_packing_in_blocks_gives_the_same_matrix(weights):
 
 
 def test_packing_in_a_new_thread_uses_as_many_threads_as_torch():
-    """The setting reaches OpenMP in a thread with the first operation of torch that needs it."""
     matrix = PackedMatrix(native_library(), MatrixFormat.FLOAT32, (300, 64))
-    values, started = random_tensor(300, 64), set()
-
-    def pack():
-        before = ids_of_threads()
-        matrix.pack(0, values)
-        started.update(ids_of_threads() - before)
-
+    values = random_tensor(300, 64)
     with num_threads(3):
-        thread = threading.Thread(target=pack)
-        thread.start()
-        thread.join()
-    assert len(started) == 2, "beside the new thread"
-
-
-def ids_of_threads():
-    return {path.name for path in Path("/proc/self/task").iterdir()}
+        assert len(threads_started_by(lambda: matrix.pack(0, values))) == 2, "beside the new thread"
 
 
 @pytest.fixture(scope="module")

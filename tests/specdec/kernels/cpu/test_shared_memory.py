@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from specdec.kernels.cpu import SharedMemory, native_library
 from tests.specdec.processes import Outcome, results, run_processes
+from tests.specdec.threads import num_threads, threads_started_by
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -77,6 +78,19 @@ def collect_all(rank, size, directory, num_threads):
 def test_collectives_are_exact(tmp_path, size, num_threads):
     counts = results(run_processes(size, collect_all, tmp_path, num_threads))
     assert counts == [len(SHAPES) * len(DTYPES)] * size
+
+
+@pytest.mark.parametrize(("count", "num_started"), [(65_536, 0), (65_537, 2)])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_to_all"])
+def test_larger_tensors_use_as_many_threads_as_torch_in_a_new_thread(
+    tmp_path, name, count, num_started
+):
+    tensor = torch.ones(1, count)
+    with num_threads(3):
+        memory = join(0, 1, tmp_path, num_threads=3)
+        started = threads_started_by(lambda: getattr(memory, name)(tensor))
+    memory.close()
+    assert len(started) == num_started, "beside the new thread"
 
 
 def compare_with_gloo(rank, size, directory):

@@ -28,7 +28,9 @@ constexpr int64_t kBlockElements = 512;  // elements that are summed at a time
 constexpr auto kSpinTime = std::chrono::microseconds(300);
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(100);
 
-int threads_for(int64_t bytes) { return bytes > kMultithreadBytes ? omp_get_max_threads() : 1; }
+int threads_for(int64_t bytes, int num_threads) {
+  return bytes > kMultithreadBytes ? num_threads : 1;
+}
 
 int64_t region_bytes(int64_t size) { return size * (sizeof(RankProgress) + 2 * kSlotBytes); }
 
@@ -293,10 +295,11 @@ SPECDEC_EXPORT int32_t specdec_communicator_failure(const Communicator* communic
   return communicator->failure;
 }
 
-// Sum data [count] over the ranks, in place; return the failure as above.
+// Sum data [count] over the ranks, in place, on up to `num_threads` threads; return the failure as
+// above.
 SPECDEC_EXPORT int32_t specdec_all_reduce(Communicator* communicator, int32_t type, void* data,
-                                          int64_t count) {
-  specdec::run_parallel(specdec::threads_for(count * 4), [&](ThreadTeam team) {
+                                          int64_t count, int32_t num_threads) {
+  specdec::run_parallel(specdec::threads_for(count * 4, num_threads), [&](ThreadTeam team) {
     specdec::all_reduce_typed(*communicator, type, data, count, team);
   });
   return communicator->failure;
@@ -304,8 +307,8 @@ SPECDEC_EXPORT int32_t specdec_all_reduce(Communicator* communicator, int32_t ty
 
 // Copy part [bytes] of every rank to all [size, bytes]; return the failure as above.
 SPECDEC_EXPORT int32_t specdec_all_gather(Communicator* communicator, const char* part,
-                                          int64_t bytes, char* all) {
-  specdec::run_parallel(specdec::threads_for(bytes), [&](ThreadTeam team) {
+                                          int64_t bytes, char* all, int32_t num_threads) {
+  specdec::run_parallel(specdec::threads_for(bytes, num_threads), [&](ThreadTeam team) {
     specdec::all_gather(communicator, part, bytes, all, team);
   });
   return communicator->failure;
@@ -314,9 +317,9 @@ SPECDEC_EXPORT int32_t specdec_all_gather(Communicator* communicator, const char
 // Copy from parts [size, bytes] of every rank that of this rank to all [size, bytes]; return the
 // failure as above.
 SPECDEC_EXPORT int32_t specdec_all_to_all(Communicator* communicator, const char* parts,
-                                          int64_t bytes, char* all) {
+                                          int64_t bytes, char* all, int32_t num_threads) {
   const int64_t total = communicator->size * bytes, begin = communicator->rank * bytes;
-  specdec::run_parallel(specdec::threads_for(total), [&](ThreadTeam team) {
+  specdec::run_parallel(specdec::threads_for(total, num_threads), [&](ThreadTeam team) {
     specdec::gather_bytes(*communicator, specdec::kAllToAll << 56 | total, parts, total,
                           {begin, begin + bytes}, all, team);
   });

@@ -32,8 +32,8 @@ void write_row_argmax(const T* logits, int64_t row, int64_t stride, int64_t num_
 
 template <typename T>
 void argmax_rows(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens,
-                 ArgmaxColumns out) {
-  parallel_for(num_rows,
+                 int num_threads, ArgmaxColumns out) {
+  parallel_for(num_rows, num_threads,
                [&](int64_t row) { write_row_argmax(logits, row, stride, num_tokens, out); });
 }
 
@@ -42,13 +42,14 @@ void argmax_rows(const T* logits, int64_t num_rows, int64_t stride, int64_t num_
 // Write the argmax of each row, its logit and has_nan to arrays [num_rows].
 // logits: [num_rows, num_tokens] with row stride `stride`, float32 or bfloat16.
 SPECDEC_EXPORT void specdec_argmax(const void* logits, int32_t is_bfloat16, int64_t num_rows,
-                                   int64_t stride, int64_t num_tokens, float* values,
-                                   int64_t* tokens, bool* has_nan) {
+                                   int64_t stride, int64_t num_tokens, int32_t num_threads,
+                                   float* values, int64_t* tokens, bool* has_nan) {
   const ArgmaxColumns out = {values, tokens, has_nan};
   if (is_bfloat16) {
-    argmax_rows(static_cast<const uint16_t*>(logits), num_rows, stride, num_tokens, out);
+    argmax_rows(static_cast<const uint16_t*>(logits), num_rows, stride, num_tokens, num_threads,
+                out);
   } else {
-    argmax_rows(static_cast<const float*>(logits), num_rows, stride, num_tokens, out);
+    argmax_rows(static_cast<const float*>(logits), num_rows, stride, num_tokens, num_threads, out);
   }
 }
 

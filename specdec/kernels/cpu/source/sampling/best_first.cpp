@@ -77,8 +77,8 @@ int64_t grow(const Survival& survival, int64_t num_nodes, const Nodes& nodes) {
 SPECDEC_EXPORT void specdec_best_first(const double* log_survival, int64_t num_rows, int64_t depth,
                                        int64_t num_children, const int64_t* num_nodes,
                                        int64_t max_nodes, int64_t* counts, int64_t* parents,
-                                       int64_t* depths, int64_t* ranks) {
-  parallel_for(num_rows, [&](int64_t row) {
+                                       int64_t* depths, int64_t* ranks, int32_t num_threads) {
+  parallel_for(num_rows, num_threads, [&](int64_t row) {
     const Survival survival = {log_survival + row * depth * num_children, depth, num_children};
     const int64_t first = row * max_nodes;
     const Nodes nodes = {parents + first, depths + first, ranks + first};

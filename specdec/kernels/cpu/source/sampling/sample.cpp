@@ -10,8 +10,8 @@ namespace {
 
 template <typename T>
 void sample(const T* logits, int64_t stride, int64_t num_tokens, const SampleParams* params,
-            int64_t count, int64_t* tokens) {
-  parallel_for(count, [&](int64_t index) {
+            int64_t count, int64_t* tokens, int num_threads) {
+  parallel_for(count, num_threads, [&](int64_t index) {
     static thread_local Sampler sampler;  // reuses its memory
     const SampleParams& own = params[index];
     tokens[index] = sampler.sample(own, logits + own.row * stride, num_tokens);
@@ -21,8 +21,8 @@ void sample(const T* logits, int64_t stride, int64_t num_tokens, const SamplePar
 template <typename T>
 void best_drafts(const T* logits, int64_t stride, int64_t num_tokens, const int32_t* target_tokens,
                  const SampleParams* params, int64_t count, int64_t num_best, float* scores,
-                 int64_t* tokens) {
-  parallel_for(count, [&](int64_t index) {
+                 int64_t* tokens, int num_threads) {
+  parallel_for(count, num_threads, [&](int64_t index) {
     static thread_local DraftSampler sampler;  // reuses its memory
     const SampleParams& own = params[index];
     const auto& best = sampler.best_drafts(own, logits + own.row * stride, target_tokens,
@@ -40,11 +40,14 @@ void best_drafts(const T* logits, int64_t stride, int64_t num_tokens, const int3
 // logits: rows of num_tokens with row stride `stride`, float32 or bfloat16; tokens: [count].
 SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int64_t stride,
                                    int64_t num_tokens, const SampleParams* params, int64_t count,
-                                   int64_t* tokens) {
+                                   int64_t* tokens, int32_t num_threads) {
+  const auto sample_as = [&](auto* rows) {
+    sample(rows, stride, num_tokens, params, count, tokens, num_threads);
+  };
   if (is_bfloat16) {
-    sample(static_cast<const uint16_t*>(logits), stride, num_tokens, params, count, tokens);
+    sample_as(static_cast<const uint16_t*>(logits));
   } else {
-    sample(static_cast<const float*>(logits), stride, num_tokens, params, count, tokens);
+    sample_as(static_cast<const float*>(logits));
   }
 }
 
@@ -55,13 +58,16 @@ SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int6
 SPECDEC_EXPORT void specdec_best_drafts(const void* logits, int32_t is_bfloat16, int64_t stride,
                                         int64_t num_tokens, const int32_t* target_tokens,
                                         const SampleParams* params, int64_t count,
-                                        int64_t num_best, float* scores, int64_t* tokens) {
+                                        int64_t num_best, float* scores, int64_t* tokens,
+                                        int32_t num_threads) {
+  const auto best_drafts_of = [&](auto* rows) {
+    best_drafts(rows, stride, num_tokens, target_tokens, params, count, num_best, scores, tokens,
+                num_threads);
+  };
   if (is_bfloat16) {
-    best_drafts(static_cast<const uint16_t*>(logits), stride, num_tokens, target_tokens, params,
-                count, num_best, scores, tokens);
+    best_drafts_of(static_cast<const uint16_t*>(logits));
   } else {
-    best_drafts(static_cast<const float*>(logits), stride, num_tokens, target_tokens, params, count,
-                num_best, scores, tokens);
+    best_drafts_of(static_cast<const float*>(logits));
   }
 }
 

@@ -98,8 +98,8 @@ void run_parallel(int num_threads, const Work& work) {
 
 // Call visit(index) for `count` tasks, in a parallel region created for this call.
 template <typename Visit>
-void parallel_for(int64_t count, const Visit& visit) {
-  run_parallel(count > 1 ? omp_get_max_threads() : 1,
+void parallel_for(int64_t count, int num_threads, const Visit& visit) {
+  run_parallel(count > 1 ? num_threads : 1,
                [&](ThreadTeam team) { team.parallel_for(count, visit); });
 }
 
