@@ -20,6 +20,8 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_NO_THREADS: Mapping[str, str] = {"error_code": "thread_unsupported_request"}
+"""Details of the refusal of a `thread`: the tool runners of the clients then go on without one."""
 
 
 def failure_response(failure: Failure, path: str) -> Response:
@@ -33,7 +35,10 @@ def error_body(failure: Failure) -> dict[str, Any]:
     """Return the body of a failure."""
     default = "invalid_request_error" if failure.status < 500 else "api_error"
     kind = _TYPES.get(failure.status, default)
-    return {"type": "error", "error": {"type": kind, "message": _message(failure)}}
+    error: dict[str, Any] = {"type": kind, "message": _message(failure)}
+    if failure.details.param == "thread":
+        error["details"] = _NO_THREADS
+    return {"type": "error", "error": error}
 
 
 def _message(failure: Failure) -> str:

@@ -129,3 +129,21 @@ async def test_errors_are_those_of_the_client(client, anthropic, router):
             await create(stranger)
     async with client_of(anthropic, router, keys, "sk-correct-horse") as ann:
         assert (await create(ann)).content
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_tool_runner_continues_without_a_thread(client, anthropic, is_streamed):
+    """It asks for a conversation that the server stores; the refusal has to be of a known kind."""
+    asked = []
+
+    @anthropic.beta_async_tool(name="ask", input_schema=TOOL["input_schema"])
+    async def ask(who):
+        asked.append(who)
+        return "Bread is baked at five."
+
+    forced = {"tools": [ask], "tool_choice": {"type": "tool", "name": "ask"}, "max_tokens": 150}
+    options = {"stream": is_streamed, "max_iterations": 2}
+    runner = client.beta.messages.tool_runner(**{**FIELDS, **forced, **options})
+    last = await runner.until_done()  # it is cut by the context, as the first call is in the prompt
+    assert asked[0] in ("baker", "river")
+    assert last.usage.input_tokens + last.usage.cache_read_input_tokens > 300
