@@ -203,8 +203,7 @@ def _usage(usage: Usage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(
-            reasoning_tokens=details.reasoning_tokens, speculation=details.speculation
-        ),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=details.reasoning_tokens),
         total_tokens=usage.total_tokens,
+        speculation=details.speculation,
     )

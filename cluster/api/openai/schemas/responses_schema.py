@@ -199,10 +199,9 @@ class InputTokensDetails(ResponseModel):
 
 
 class OutputTokensDetails(ResponseModel):
-    """Details of the output tokens."""
+    """Details of the output tokens: numbers alone, as OpenAI's Agents SDK requires."""
 
     reasoning_tokens: int = Field(description="tokens up to the end of the separated reasoning")
-    speculation: SpeculationUsage
 
 
 class ResponseUsage(ResponseModel):
@@ -213,6 +212,7 @@ class ResponseUsage(ResponseModel):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    speculation: SpeculationUsage
 
 
 class ResponseBody(ResponseModel):

@@ -35,6 +35,8 @@ async def test_the_answer_is_that_of_the_chat(http):
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
     assert body["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
     assert body["usage"]["output_tokens"] == 8
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}  # numbers alone
+    assert body["usage"]["speculation"]["is_lossless"]
     assert (body["error"], body["metadata"]) == (None, {"whose": "mine"})
 
 
