@@ -38,7 +38,12 @@ _ITEM_TYPES = (
     "custom_tool_call",
     "custom_tool_call_output",
 )
-_MEDIA_TYPES = ("input_image", "input_file", "input_audio")
+_TEXT_ONLY = "the served model reads text only"
+_REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("input_image", "input_file", "input_audio"), _TEXT_ONLY),
+    "item_reference": "nothing is stored; clients send the items themselves if store is false",
+}
+"""Reasons why items of other types are refused, beside that the service has no such tools."""
 _NOT_ASYNC = "left out: an answer ends with its calls"
 _NOT_SHOWN = "accepted; not shown to the model"
 
@@ -174,8 +179,9 @@ def _item_type(item: Any) -> str:
 def _require_known_item(item: Any) -> Any:
     """Refuse other items than these, such as those of hosted tools, with the known types."""
     if isinstance(item, dict) and item.get("type", "message") not in _ITEM_TYPES:
-        reason = ": the served model reads text only" if item["type"] in _MEDIA_TYPES else ""
-        message = f"Input should be an item of type {', '.join(_ITEM_TYPES)}{reason}"
+        reason = _REASONS.get(str(item["type"]))
+        known = f"Input should be an item of type {', '.join(_ITEM_TYPES)}"
+        message = known if reason is None else f"{known}: {reason}"
         raise PydanticCustomError("item_type", message)
     return item
 

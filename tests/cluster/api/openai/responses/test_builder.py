@@ -169,18 +169,29 @@ async def test_the_error_names_the_invalid_field(http, changes, param):
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
+    ("item", "words", "reason"),
     [
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "a"}]},
             "input[0].content[0].type is 'input_image'; it must be",
+            ": the served model reads text only",
         ),
-        ({"type": "input_image", "image_url": "a"}, "input[0] is {'type': 'input_image'"),
+        (
+            {"type": "input_image", "image_url": "a"},
+            "input[0] is {'type': 'input_image'",
+            ": the served model reads text only",
+        ),
+        (
+            {"type": "item_reference", "id": "msg_1"},
+            "input[0] is {'type': 'item_reference'",
+            ": nothing is stored; clients send the items themselves if store is false",
+        ),
+        ({"type": "file_search_call"}, "input[0] is", ", custom_tool_call_output"),
     ],
 )
-async def test_images_are_refused_with_the_reason(http, item, words):
+async def test_other_items_are_refused_with_the_reason(http, item, words, reason):
     response = await http.post(URL, json={**ASKED, "input": [item]})
     message = response.json()["error"]["message"]
     assert response.status_code == 400
     assert words in message
-    assert message.endswith("the served model reads text only")
+    assert message.endswith(reason)
