@@ -13,6 +13,7 @@ from cluster.api.openai.schemas.chat_schema import (
     CACHE_NOTE,
     MAX_PARTS,
     MAX_TOOLS,
+    NOT_SHOWN,
     CacheControl,
     FunctionDefinition,
 )
@@ -23,7 +24,6 @@ from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 _BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _MAX_EDITS = 16
 _NOT_BILLED = "left out: requests are not billed"
-_NOT_SHOWN = "accepted; not shown to the model"
 
 
 class TextBlock(RequestModel):
@@ -32,7 +32,7 @@ class TextBlock(RequestModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = option(CACHE_NOTE)
-    citations: list[Any] | None = option(_NOT_SHOWN)
+    citations: list[Any] | None = option(NOT_SHOWN)
 
 
 class ToolUseBlock(RequestModel):
@@ -42,8 +42,8 @@ class ToolUseBlock(RequestModel):
     id: str
     name: str
     input: dict[str, Any]
-    toolset_name: str | None = option(_NOT_SHOWN)
-    caller: dict[str, Any] | None = option(_NOT_SHOWN)
+    toolset_name: str | None = option(NOT_SHOWN)
+    caller: dict[str, Any] | None = option(NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 
@@ -60,10 +60,10 @@ class MediaBlock(RequestModel):
 
     type: Literal["image", "document"]
     source: dict[str, Any]
-    transformations: dict[str, Any] | None = option(_NOT_SHOWN)
-    title: str | None = option(_NOT_SHOWN)
-    context: str | None = option(_NOT_SHOWN)
-    citations: dict[str, Any] | None = option(_NOT_SHOWN)
+    transformations: dict[str, Any] | None = option(NOT_SHOWN)
+    title: str | None = option(NOT_SHOWN)
+    context: str | None = option(NOT_SHOWN)
+    citations: dict[str, Any] | None = option(NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 
@@ -76,7 +76,7 @@ class ToolResultBlock(RequestModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[_ResultBlock], at_most(MAX_PARTS)] | None = option("the result")
-    toolset_name: str | None = option(_NOT_SHOWN)
+    toolset_name: str | None = option(NOT_SHOWN)
     is_error: bool = option("whether the call failed, which is written before the result", False)
     cache_control: CacheControl = option(CACHE_NOTE)
 
@@ -135,9 +135,7 @@ class ToolParam(RequestModel):
     description: str | None = option("shown to the model")
     input_schema: dict[str, Any] = Field(description="JSON schema of the arguments, an object")
     strict: bool | None = same_as(FunctionDefinition, "strict")
-    input_examples: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
-        "accepted; not shown to the model"
-    )
+    input_examples: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
     defer_loading: bool = option("accepted; every tool is offered from the start", False)
     eager_input_streaming: bool = option("accepted; arguments are always streamed", False)
     allowed_callers: list[str] | None = option("accepted; the model calls a tool directly")
@@ -177,7 +175,7 @@ class OutputConfig(RequestModel):
         "variable `reasoning_effort` of the chat template; ignored with a warning if it has none"
     )
     format: OutputFormat | None = option("required format of the text")
-    task_budget: dict[str, Any] | None = option(_NOT_SHOWN)
+    task_budget: dict[str, Any] | None = option(NOT_SHOWN)
 
 
 class ContextManagement(RequestModel):

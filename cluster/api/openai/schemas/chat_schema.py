@@ -34,6 +34,7 @@ MAX_TOOLS = 128
 CacheControl = dict[str, Any] | None
 """The mark of Anthropic's API for the end of a prefix to cache, which other clients send, too."""
 CACHE_NOTE = "accepted; prefix caching needs no marks"
+NOT_SHOWN = "accepted; not shown to the model"
 
 TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 """Fields of a chat that are variables of its template; other APIs have them by other names."""
@@ -43,13 +44,21 @@ TEXT_ONLY = "left out: the models read and write text only"
 
 
 class ContentPart(RequestModel):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content; only text is supported.
+
+    OpenAI's Agents SDK for JavaScript copies the fields of an answer to the part with its text.
+    """
 
     type: Annotated[Literal["text", "refusal"], text_type("text", "refusal")]
     text: str | None = option("with type `text`")
     refusal: str | None = option("with type `refusal`")
     cache_control: CacheControl = option(CACHE_NOTE)
     prompt_cache_breakpoint: CacheControl = option(CACHE_NOTE)
+    role: Literal["assistant"] | None = option(NOT_SHOWN)
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
+    reasoning_content: str | None = option(NOT_SHOWN)
+    reasoning: str | None = option(NOT_SHOWN)
+    tool_calls: Annotated[list[Any], at_most(MAX_TOOLS)] | None = option(NOT_SHOWN)
 
 
 class CalledFunction(RequestModel):
@@ -82,12 +91,10 @@ class Message(RequestModel):
         "in an assistant message; at most 128"
     )
     tool_call_id: str | None = option("in a tool message: id of the call with this result")
-    refusal: str | None = option("accepted; not shown to the model")
+    refusal: str | None = option(NOT_SHOWN)
     reasoning_content: str | None = option("passed to the chat template")
     reasoning: str | None = option("vLLM's name of reasoning_content")
-    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
-        "accepted; not shown to the model"
-    )
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 

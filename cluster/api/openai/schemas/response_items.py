@@ -22,6 +22,7 @@ from cluster.api.openai.schemas.chat_schema import (
     CACHE_NOTE,
     MAX_PARTS,
     MAX_TOOLS,
+    NOT_SHOWN,
     CacheControl,
     FunctionDefinition,
 )
@@ -45,7 +46,6 @@ _REASONS: Mapping[str, str] = {
 }
 """Reasons why items of other types are refused, beside that the service has no such tools."""
 _NOT_ASYNC = "left out: an answer ends with its calls"
-_NOT_SHOWN = "accepted; not shown to the model"
 
 
 class InputPart(RequestModel):
@@ -53,8 +53,8 @@ class InputPart(RequestModel):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(_NOT_SHOWN)
-    logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(_NOT_SHOWN)
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
+    logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(NOT_SHOWN)
     prompt_cache_breakpoint: CacheControl = option(CACHE_NOTE)
 
 
@@ -91,9 +91,9 @@ class InputMessage(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[_MessagePart], at_most(MAX_PARTS)]
-    id: str | None = option(_NOT_SHOWN)
-    status: str | None = option(_NOT_SHOWN)
-    phase: str | None = option(_NOT_SHOWN)
+    id: str | None = option(NOT_SHOWN)
+    status: str | None = option(NOT_SHOWN)
+    phase: str | None = option(NOT_SHOWN)
 
 
 class ReasoningPart(RequestModel):
@@ -107,13 +107,13 @@ class ReasoningItem(RequestModel):
     """The reasoning of an earlier answer, which is passed to the chat template."""
 
     type: Literal["reasoning"]
-    id: str | None = option(_NOT_SHOWN)
+    id: str | None = option(NOT_SHOWN)
     content: Annotated[list[ReasoningPart], at_most(MAX_PARTS)] | None = option("the text")
     summary: Annotated[list[ReasoningPart], at_most(MAX_PARTS)] | None = option(
         "read if there is no content"
     )
     encrypted_content: str | None = option("accepted; only its own service can read it")
-    status: str | None = option(_NOT_SHOWN)
+    status: str | None = option(NOT_SHOWN)
 
 
 class CallFields(RequestModel):
@@ -124,9 +124,9 @@ class CallFields(RequestModel):
     call_id: str
     name: str
     namespace: str | None = option("the namespace of the tool")
-    id: str | None = option(_NOT_SHOWN)
-    status: str | None = option(_NOT_SHOWN)
-    caller: dict[str, Any] | None = option(_NOT_SHOWN)
+    id: str | None = option(NOT_SHOWN)
+    status: str | None = option(NOT_SHOWN)
+    caller: dict[str, Any] | None = option(NOT_SHOWN)
 
 
 class FunctionCall(CallFields):
@@ -147,12 +147,12 @@ class MediaPart(RequestModel):
     """An image or a file in the result of a call, in place of which the model reads a note."""
 
     type: Literal["input_image", "input_file"]
-    image_url: str | None = option(_NOT_SHOWN)
-    detail: str | None = option(_NOT_SHOWN)
-    file_data: str | None = option(_NOT_SHOWN)
-    file_id: str | None = option(_NOT_SHOWN)
-    file_url: str | None = option(_NOT_SHOWN)
-    filename: str | None = option(_NOT_SHOWN)
+    image_url: str | None = option(NOT_SHOWN)
+    detail: str | None = option(NOT_SHOWN)
+    file_data: str | None = option(NOT_SHOWN)
+    file_id: str | None = option(NOT_SHOWN)
+    file_url: str | None = option(NOT_SHOWN)
+    filename: str | None = option(NOT_SHOWN)
 
 
 _ResultPart = Annotated[InputPart | MediaPart, Field(discriminator="type")]
@@ -164,11 +164,11 @@ class CallOutput(RequestModel):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | Annotated[list[_ResultPart], at_most(MAX_PARTS)]
-    id: str | None = option(_NOT_SHOWN)
-    name: str | None = option(_NOT_SHOWN)
-    namespace: str | None = option(_NOT_SHOWN)
-    status: str | None = option(_NOT_SHOWN)
-    caller: dict[str, Any] | None = option(_NOT_SHOWN)
+    id: str | None = option(NOT_SHOWN)
+    name: str | None = option(NOT_SHOWN)
+    namespace: str | None = option(NOT_SHOWN)
+    status: str | None = option(NOT_SHOWN)
+    caller: dict[str, Any] | None = option(NOT_SHOWN)
 
 
 def _item_type(item: Any) -> str:
@@ -215,7 +215,7 @@ class FunctionTool(ToolFields):
     type: Literal["function"]
     parameters: dict[str, Any] | None = option("JSON schema of the arguments, an object")
     strict: bool | None = option("enforces the schema also with tool_choice `auto`")
-    output_schema: dict[str, Any] | None = option(_NOT_SHOWN)
+    output_schema: dict[str, Any] | None = option(NOT_SHOWN)
 
 
 class CustomFormat(RequestModel):
@@ -241,7 +241,7 @@ class NamespaceTool(RequestModel):
 
     type: Literal["namespace"]
     name: str = same_as(FunctionDefinition, "name")
-    description: str | None = option(_NOT_SHOWN)
+    description: str | None = option(NOT_SHOWN)
     tools: Annotated[list[_Callable], at_most(MAX_TOOLS)]
 
 

@@ -16,7 +16,7 @@ from cluster.api.openai.conversation import (
 )
 from cluster.api.openai.parsers.pieces import CallStart, Content
 from cluster.api.openai.parsers.tool_format import HERMES, LLAMA, TOOL_FORMATS, Tool
-from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
+from cluster.api.openai.schemas.chat_schema import AnswerMessage, ChatRequest, Message
 from specdec.types.errors import InvalidValueError
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ask", "arguments": '{"who": 1}'}}
@@ -48,6 +48,16 @@ def test_reasoning_of_an_earlier_answer_has_two_names():
     assert made["reasoning_content"] == made["reasoning"] == "hm"
     [made] = turns([message(role="assistant", content="a", reasoning="b", reasoning_content="hm")])
     assert made["reasoning_content"] == made["reasoning"] == "hm"
+
+
+def test_a_part_may_have_the_fields_of_its_answer():
+    """The Agents SDK for JavaScript sends an answer back as such a part, beside its calls."""
+    copied = dict.fromkeys(AnswerMessage.model_fields, "hm") | {"refusal": None, "annotations": []}
+    del copied["content"]
+    part = {**copied, "type": "text", "text": "a", "role": "assistant", "tool_calls": [CALL]}
+    assert turns([message(role="assistant", content=[part])]) == [
+        {"role": "assistant", "content": "a"}
+    ]
 
 
 def test_the_name_of_a_message_reaches_the_template():
