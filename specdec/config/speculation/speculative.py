@@ -62,7 +62,7 @@ class SpeculativeConfig:
     drafter: the method and its own keys (`specdec.config.speculation.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
     num_draft_tree_tokens: those of a tree, of depth num_speculative_tokens; policy goodput chooses
-        between such trees and chains. 0 drafts chains only. With medusa_choices it is their number.
+        among it, smaller ones and chains. 0: chains only. With medusa_choices it is their number.
     first: a method that drafts before `drafter`, which then leaves out the sequences for which it
         has a draft (a lookup, if `drafter` is a model: a draft of full length). A head drafts for
         all; the longer draft is verified.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from operator import mul
 
@@ -103,7 +104,8 @@ class AcceptanceEstimator:
     rejected there. Thus the expected yield does not depend on how drafts are made.
 
     The prior of a position is the rate of the position before it. Trees have separate positions,
-    by depth; the prior there is the rate of chains, since a tree holds its best chain.
+    by size and depth. The prior of the largest there is the rate of chains, since a tree holds its
+    best chain; of others the mean of that and of the rate of the next larger one.
 
     Chains that are made ahead have a hit rate by shape: the share of rows that had a draft in time.
     Those that had one are evidence about all chains, since the same model has drafted them. Two
@@ -118,7 +120,7 @@ class AcceptanceEstimator:
         self._ahead: dict[DraftAhead, _AheadChains] = {
             kind: _AheadChains() for kind in DraftAhead if kind is not DraftAhead.OFF
         }
-        self._depths = _positions()
+        self._trees = defaultdict[int, list[_Position]](_positions)  # by size, then by depth
         self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
         self._recorded_at_s = -math.inf
@@ -128,13 +130,17 @@ class AcceptanceEstimator:
         num_asked: int,
         num_accepted: int,
         now_s: float,
+        tree_size: int = 0,
         *,
-        is_tree: bool = False,
         num_drafts: int = 1,
     ) -> None:
-        """Record steps of sequences that were to draft `num_asked` tokens in a row."""
+        """Record steps of sequences that were to draft `num_asked` tokens in a row.
+
+        tree_size: tokens of the trees; 0 for chains.
+        """
         self._decay(now_s)
-        _add(self._depths if is_tree else self._chains, num_asked, num_accepted, num_drafts)
+        positions = self._trees[tree_size] if tree_size else self._chains
+        _add(positions, num_asked, num_accepted, num_drafts)
 
     def record_ahead(
         self,
@@ -173,14 +179,17 @@ class AcceptanceEstimator:
         """Return the expected output tokens a sequence and step, for each shape of drafts."""
         self._decay(now_s)
         rates = self._rates(max(shape.depth for shape in shapes))
-        of_chains = _expected(rates)
-        of_trees = of_chains
-        if any(shape.is_tree for shape in shapes):
-            of_trees = _expected(map(_Position.rate, self._depths, rates))
+        by_size = {0: _expected(rates)}
+        wanted = {shape.num_draft_tokens for shape in shapes if shape.is_tree}
+        prior = rates
+        for size in sorted(wanted | self._trees.keys(), reverse=True) if wanted else ():
+            own = list(map(_Position.rate, self._trees[size], prior))
+            by_size[size] = _expected(own)
+            prior = [(low + high) / 2 for low, high in zip(rates, own, strict=True)]
         return [
             1 + self.hit_rate(shape) * (self.tokens_of_hit(shape) - 1)
             if shape.ahead is not DraftAhead.OFF
-            else (of_trees if shape.is_tree else of_chains)[shape.depth]
+            else by_size[shape.num_draft_tokens if shape.is_tree else 0][shape.depth]
             for shape in shapes
         ]
 
@@ -199,7 +208,8 @@ class AcceptanceEstimator:
         yield from self._hits.values()
 
     def _limit(self) -> None:
-        for position in (*self._chains, *self._depths, *(self._of_ahead if self._hits else ())):
+        of_ahead = self._of_ahead if self._hits else ()
+        for position in chain(self._chains, *self._trees.values(), of_ahead):
             position.limit()
 
     def _decay(self, now_s: float) -> None:
@@ -213,7 +223,7 @@ class AcceptanceEstimator:
             return
         self._decayed_at_s = now_s
         factor = 0.5 ** (elapsed_s / _HALF_LIFE_S)
-        for positions in (self._chains, self._depths):
+        for positions in (self._chains, *self._trees.values()):
             first, *others = positions
             first.decay(factor)
             for position in others:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.types.draft_messages import DraftRow, DraftStep
-from specdec.types.drafts.draft_decision import DraftShape, chain, tree
+from specdec.types.drafts.draft_decision import DraftShape, chain, tree, trees
 from specdec.types.messages import RowDrafting, StepInput, StepRow
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.trial_sequences import TrialSequences
@@ -178,9 +178,8 @@ class CostProfiler:
         """Return the shape of the draft that a head makes in a step with `num_draft_tokens`."""
         if not self.with_head:
             return chain(0)
-        deepest = _tree_depth(self.config)
-        depth = num_draft_tokens if deepest is None else min(deepest, num_draft_tokens)
-        return tree(num_draft_tokens, depth)
+        largest = next(iter(_trees(self.config)), chain(num_draft_tokens))
+        return tree(num_draft_tokens, min(largest.depth, num_draft_tokens))
 
     def _drafting(self, num_draft_tokens: int) -> RowDrafting:
         draft = self._next_draft(num_draft_tokens)
@@ -331,18 +330,19 @@ class StepShapes:
 
 
 def _counts(config: EngineConfig, most: int, smallest: int) -> tuple[int, ...]:
-    """Return the numbers of draft tokens to measure: of chains, and of the tree if there is one."""
-    tree_depth = _tree_depth(config)
-    between = most // 2 if tree_depth is None else tree_depth
-    return tuple(sorted({n for n in (0, 1, between, most) if n >= smallest}))
+    """Return the numbers of draft tokens to measure: of chains, and of trees if there are any."""
+    grown = _trees(config)
+    between = grown[0].depth if grown else most // 2
+    of_trees = (each.num_draft_tokens for each in grown)
+    return tuple(sorted({n for n in (0, 1, between, most, *of_trees) if smallest <= n <= most}))
 
 
-def _tree_depth(config: EngineConfig) -> int | None:
-    """Return the depth of trees, which is the length of the longest chain; None without trees."""
-    speculation = config.speculation
-    if speculation is None or not speculation.num_draft_tree_tokens:
-        return None
-    return speculation.num_speculative_tokens
+def _trees(config: EngineConfig) -> tuple[DraftShape, ...]:
+    """Return the trees that a policy may choose, the largest first; none where there are chains."""
+    if (speculation := config.speculation) is None:
+        return ()
+    sizes = speculation.num_draft_tree_tokens, speculation.num_speculative_tokens
+    return trees(*sizes, is_fixed=bool(speculation.head and speculation.head.tree_choices))
 
 
 def with_engine(

@@ -75,6 +75,7 @@ def make_policy(
         choosers=choosers,
         length_rule=speculation.length_rule,
         num_tree_tokens=speculation.num_draft_tree_tokens,
+        has_fixed_trees=bool(speculation.head and speculation.head.tree_choices),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         is_drafter_available=is_drafter_available,

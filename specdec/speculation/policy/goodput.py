@@ -100,8 +100,8 @@ class GoodputChooser:
     ) -> Decision:
         """Return the shape for the next step, chosen by goodput or a probe.
 
-        num_decoding: 1 or more. shapes: chains by length, no draft first, then trees, then chains
-            for each kind of drafts ahead. prompts: that the step also computes.
+        num_decoding: 1 or more. shapes: chains by length, no draft first, then trees, the largest
+            first, then chains for each kind of drafts ahead. prompts: that the step also computes.
         """
         self._num_decoding, self._num_accepted = num_decoding, 0
         self._has_prompts = prompts.num_tokens > 0
@@ -169,14 +169,12 @@ class GoodputChooser:
         num_asked: int,
         num_accepted: int,
         now_s: float,
+        tree_size: int = 0,
         *,
-        is_tree: bool = False,
         num_drafts: int = 1,
     ) -> None:
-        """Record steps of sequences that were to draft `num_asked` tokens in a row."""
-        self._acceptance.record(
-            num_asked, num_accepted, now_s, is_tree=is_tree, num_drafts=num_drafts
-        )
+        """Record steps of sequences; see `AcceptanceEstimator.record`."""
+        self._acceptance.record(num_asked, num_accepted, now_s, tree_size, num_drafts=num_drafts)
         self._count_drafts(num_drafts, num_accepted)
 
     def observe_step(

@@ -1,8 +1,7 @@
 """Speculation policy: decides the draft shape of each step, by load and by operator settings.
 
-Drafts pay while the target is memory-bound, that is in small batches, and cost time once it is
-compute-bound. Each step is decided by a threshold on the number of decoding requests, and below it
-by goodput or a schedule.
+Drafts pay while the target is memory-bound, in small batches, and cost time once it is
+compute-bound. A threshold on the decoding requests decides; below it goodput or a schedule.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from specdec.types.drafts.draft_decision import (
     chain,
     chains,
     tree,
+    trees,
 )
 from specdec.types.drafts.draft_length import LengthRule, LengthSchedule, draft_budget
 from specdec.types.drafts.draft_survival import AcceptanceHistory
@@ -67,6 +67,7 @@ class SpeculationPolicy:
         choosers: Mapping[str | None, GoodputChooser] = _NO_CHOOSERS,
         length_rule: LengthRule | None = None,
         num_tree_tokens: int = 0,
+        has_fixed_trees: bool = False,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
         max_num_seqs: int = 1,
         is_drafter_available: Callable[[], bool] = lambda: True,
@@ -75,25 +76,24 @@ class SpeculationPolicy:
     ) -> None:
         """`clock` is monotonic, in seconds; `hysteresis` is a number of requests.
 
-        choosers: goodput choosers by the method that an operator may choose, None included; empty
-            for other policies.
+        choosers: of goodput, by the method that an operator may choose, or None; else empty.
         length_rule: how the draft length of a sequence follows its acceptance.
         num_tree_tokens: draft tokens of a tree, whose depth is the control's number; 0 for chains
             only. Fixed decisions are trees; goodput chooses, and a schedule has chains.
+        has_fixed_trees: whether their shape is given, so that goodput has no smaller ones.
         max_num_batched_tokens: of a step; goodput chooses at most an even share of it.
         max_num_seqs: largest number of decoding requests, for `service_curve`.
-        is_drafter_available: called in each step. catches_up: whether a draft model has to run a
-            text before it can continue it.
+        is_drafter_available: called in each step. catches_up: whether a model first runs a text.
         ahead_choices: what a draft model may draft while the target runs; goodput chooses, other
             policies take the last one.
         """
         self._control, self._clock, self._log = control, clock, DecisionLog(clock)
         self._load = LoadHysteresis(control.threshold, hysteresis, dwell_s)
         self._schedule, self._choosers = schedule, choosers
-        self._length_rule, self._num_tree_tokens = length_rule, num_tree_tokens
+        self._length_rule, self._is_drafter_available = length_rule, is_drafter_available
         self._max_num_batched_tokens = max_num_batched_tokens
         self._curves = CurveEstimator(max_num_seqs, max_num_batched_tokens)
-        self._is_drafter_available = is_drafter_available
+        self._num_tree_tokens, self._has_fixed_trees = num_tree_tokens, has_fixed_trees
         self._catches_up, self._ahead_choices = catches_up, ahead_choices
         self._begin_without_steps()
 
@@ -235,8 +235,7 @@ class SpeculationPolicy:
     ) -> None:
         """Record that the decided step begins; to be skipped for steps without decoding.
 
-        Those that were decided as such count as that: the row of a prompt of one token looks as if
-        it decoded.
+        A row of a prompt of one token looks as if it decoded, so steps count as they were decided.
 
         num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the
         step also computes a part of a prompt, so that its time is not that of decoding. waited_s:
@@ -272,8 +271,9 @@ class SpeculationPolicy:
             return
         shape, now_s = self._decision.shape, self._decided_at_s
         if shape.ahead is DraftAhead.OFF or is_tree:
-            counts = num_asked, num_accepted
-            chooser.observe_drafts(*counts, now_s, is_tree=is_tree, num_drafts=num_rows)
+            if not is_tree or self._is_begun:  # otherwise another decision has the tree's size
+                size = shape.num_draft_tokens if is_tree else 0
+                chooser.observe_drafts(num_asked, num_accepted, now_s, size, num_drafts=num_rows)
             return
         is_hit = num_drafted > 0 and self._waited_s is None
         for _ in range(num_rows):
@@ -377,15 +377,14 @@ class SpeculationPolicy:
         return replace(choice, first_length=most)
 
     def _shapes(self, num_decoding: int) -> tuple[DraftShape, ...]:
-        """Return the shapes for which the budget of a step suffices: chains by length, a tree."""
+        """Return the shapes for which the budget of a step suffices: chains by length, trees."""
         share = draft_budget(self._max_num_batched_tokens, num_decoding) // num_decoding
         count = self._control.num_speculative_tokens
         longest = count if self._length_rule is None else self._length_rule.longest(count)
         lengths = chains(max(0, min(longest, share)))
-        whole = tree(self._num_tree_tokens, depth=count)
-        has_tree = whole.is_tree and whole.num_draft_tokens <= share
+        grown = trees(self._num_tree_tokens, count, is_fixed=self._has_fixed_trees)
         ahead = (each.with_ahead(kind) for kind in self._possible_ahead[1:] for each in lengths[1:])
-        return (*lengths, *((whole,) if has_tree else ()), *ahead)
+        return (*lengths, *(each for each in grown if each.num_draft_tokens <= share), *ahead)
 
     def _possible_shapes(self, num_decoding: int) -> tuple[DraftShape, ...]:
         """Return the shapes that the settings in force allow at a load."""

@@ -79,8 +79,8 @@ class Probe:
     ) -> None:
         """Begin a probe beside shapes[chosen], if there is one to try.
 
-        In turn it is the shape above it, the one below, no draft, a tree, and other drafts ahead
-        with the same draft length.
+        In turn it is the shape above it, the one below, no draft, the trees, the chain as deep as a
+        tree, and other drafts ahead with the same draft length.
 
         goodputs: of the shapes, as expected now. may_pay: whether each shape could be better than
         the chosen one. step_s: expected seconds of a step.
@@ -154,12 +154,7 @@ def _beside(shapes: Sequence[DraftShape], chosen: int, may_pay: Sequence[bool]) 
         index
         for index, shape in enumerate(shapes)
         if index not in (0, chosen, above, below)
-        and (shape.is_tree or _differ_in_ahead(shape, own))
+        and (shape.is_tree or shape.depth == max(1, own.depth))
     ]
     tried = dict.fromkeys((above, below, 0, *others))
     return [index for index in tried if index not in (None, chosen) and may_pay[index]]
-
-
-def _differ_in_ahead(shape: DraftShape, chosen: DraftShape) -> bool:
-    """Return whether a shape differs from the chosen one in what is drafted ahead alone."""
-    return shape.ahead is not chosen.ahead and shape.depth == max(1, chosen.depth)

@@ -107,6 +107,22 @@ def chains(most: int) -> tuple[DraftShape, ...]:
     return tuple(chain(count) for count in range(most + 1))
 
 
+_TREE_ROWS = (32, 16, 8)
+"""Rows of a sequence in steps with smaller trees, as many as the graphs of a GPU have."""
+
+
+@cache
+def trees(most: int, depth: int, *, is_fixed: bool = False) -> tuple[DraftShape, ...]:
+    """Return the trees of a depth with up to `most` tokens, the largest first; none for chains.
+
+    is_fixed: whether the shape of the largest is given, so that there is no other one.
+    """
+    rows = () if is_fixed else _TREE_ROWS
+    smaller = (each - 1 for each in rows if depth < each - 1 and 3 * each <= 2 * most)
+    sizes = (most, *smaller) if most > depth > 0 else ()
+    return tuple(tree(size, depth) for size in sizes)
+
+
 class PromptLoad(NamedTuple):
     """Prompts that are computed beside the decoding sequences.
 

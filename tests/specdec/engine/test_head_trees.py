@@ -2,7 +2,7 @@
 """The real engine with trees that heads draft: no token changes, and no chain accepts more."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 
@@ -13,6 +13,7 @@ from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import SpeculationControl
+from specdec.types.drafts.draft_decision import chain, trees
 from specdec.types.drafts.draft_tree import depths, first_path, paths
 from specdec.types.sampling.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
@@ -139,6 +140,34 @@ def test_trees_change_no_token(texts, method, kernels, temperature):
     again = made.run(requests(temperature)[::-1], lambda step: "on" if step // 2 % 2 else "off")
     assert again.tokens == expected
     assert again.counts.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels", "temperature", "is_async"),
+    every_value(QUICK, [0.0, 0.8, 1.0], [True, False], slow=OTHERS),
+)
+def test_trees_of_changing_sizes_change_no_token(
+    texts, monkeypatch, method, kernels, temperature, is_async
+):
+    expected, decide = texts.without_speculation(temperature), SpeculationPolicy.decide
+    made = Recording(texts, method, kernels, num_nodes=20, async_scheduling=is_async)
+    shapes = cycle(each for shape in (*trees(20, K), chain(K), chain(0)) for each in (shape,) * 3)
+    sizes, begin = set(), StepsInFlight.begin
+
+    def decide_in_turn(policy, *load):
+        policy._decision = replace(decide(policy, *load), shape=next(shapes))
+        return policy._decision
+
+    def recorded(self, step_id, rows):
+        sizes.update(row.drafting.num_next for _, row in rows)
+        begin(self, step_id, rows)
+
+    monkeypatch.setattr(SpeculationPolicy, "decide", decide_in_turn)
+    monkeypatch.setattr(StepsInFlight, "begin", recorded)
+    assert tokens_by(made.engine, requests(temperature)) == expected
+    assert {20, 7, K, 0} <= sizes
+    assert (made.counts.num_steps_ahead > 0) == is_async
+    assert made.counts.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(

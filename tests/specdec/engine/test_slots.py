@@ -52,7 +52,7 @@ class DividingChooser(GoodputChooser):
         rule = SlotRule(0.3, AcceptanceHistory(2.0, 1.2))
         return Decision(chain(NUM_DRAFTS), DecisionReason.GOODPUT, slots=rule)
 
-    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
+    def observe_drafts(self, num_asked, num_accepted, now_s, tree_size=0, *, num_drafts=1):
         self.outcomes += [(num_asked, num_accepted)] * num_drafts
 
     def observe_step(self, num_decoding, shape, seconds, now_s, *, num_rows, **others):

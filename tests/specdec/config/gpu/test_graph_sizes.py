@@ -17,6 +17,7 @@ from specdec.config.gpu.graph_sizes import (
     row_counts,
     tree_lens,
 )
+from specdec.types.drafts.draft_decision import trees
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 9, 64, 65, 96, 100, 256, 500])
@@ -78,6 +79,7 @@ def test_steps_with_trees_have_few_sizes():
     """Trees of all nodes have no padding."""
     assert tree_lens(12, 1) == [8, 13]
     assert tree_lens(64, 4) == [8, 16, 32, 65]
+    assert tree_lens(64, 1)[:-1] == [1 + each.num_draft_tokens for each in trees(64, 4)[:0:-1]]
     assert tree_lens(24, 100) == [8, 16]
     assert tree_lens(24, 512) == []
     assert num_tree_sizes(8, 0) == 0

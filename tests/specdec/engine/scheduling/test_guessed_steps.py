@@ -123,7 +123,7 @@ class SpiedChooser(GoodputChooser):
     def choose(self, now_s, num_decoding, shapes, prompts):
         return Decision(chain(3), DecisionReason.GOODPUT)
 
-    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
+    def observe_drafts(self, num_asked, num_accepted, now_s, tree_size=0, *, num_drafts=1):
         self.outcomes += [(num_asked, num_accepted)] * num_drafts
 
 

@@ -118,6 +118,9 @@ def test_many_sequences_of_a_mixture_share_contexts():
     }
 
 
+CHOICES = tuple((0,) * depth for depth in (1, 2, 3)) + tuple((rank,) for rank in range(1, 10))
+
+
 def test_a_head_drafts_in_the_steps_with_drafts():
     """Its seconds are in the target's step, so that they are part of the cost of a draft."""
     clock, costs = Clock(), []
@@ -138,7 +141,15 @@ def test_a_head_drafts_in_the_steps_with_drafts():
     assert table.step_s(1, 4) == pytest.approx(0.01 + 0.005 + 0.4)
 
 
-def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
+@pytest.mark.parametrize(
+    ("method", "keys", "most", "smaller"),
+    [
+        pytest.param("eagle3", {}, 12, {7}, id="trees of two sizes"),
+        pytest.param("medusa", {"medusa_choices": CHOICES}, 12, set(), id="of one shape"),
+        pytest.param("eagle3", {"adaptive_length": True}, 25, {7, 12}, id="and longer chains"),
+    ],
+)
+def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain(method, keys, most, smaller):
     clock, rows = Clock(), set()
 
     class TargetWithHead(TimedTarget):
@@ -146,13 +157,14 @@ def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
             super().begin(step)
             rows.update((row.drafting.num_next, row.drafting.next_depth) for row in step.rows)
 
-    keys = {"model": "head", "num_draft_tree_tokens": 12}
-    speculation = SpeculativeConfig.of("eagle3", 3, **keys)
+    keys = {"model": "head", "num_draft_tree_tokens": 12, **keys}
+    speculation = SpeculativeConfig.of(method, 3, **keys)
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64, speculation=speculation)
-    profiler = CostProfiler(config, 12, clock, with_head=True)
+    profiler = CostProfiler(config, most, clock, with_head=True)
     table = profiler.verification(TargetWithHead(clock), budget_s=100).steps
-    assert table.draft_tokens == (0, 1, 3, 12)
-    assert rows == {(0, 0), (1, 0), (3, 0), (12, 3)}
+    grown = sorted({*smaller, most})
+    assert table.draft_tokens == (0, 1, 3, *grown)
+    assert rows == {(0, 0), (1, 0), (3, 0), *((count, 3) for count in grown)}
 
 
 @pytest.mark.parametrize(("num_nodes", "depth"), [(12, 11), (13, 6), (16, 5), (64, 8), (5, 4)])

@@ -60,6 +60,7 @@ def test_each_policy_decides(make, changes, reason):
 
 
 HEAD = {"method": "medusa", "model": "head"}
+CHOICES = tuple((0,) * depth for depth in (1, 2, 3)) + tuple((rank,) for rank in range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,13 @@ def test_the_engine_overlaps_the_drafts_that_the_ranks_hold(make, monkeypatch, k
     make(speculation)
     assert {count for _, count in found} == {num_held}
     assert speculation.holds_drafts == (num_held > 0)
+
+
+@pytest.mark.parametrize(("keys", "smaller"), [({}, [7]), ({"medusa_choices": CHOICES}, [])])
+def test_trees_of_a_given_shape_have_one_size(make, keys, smaller):
+    keys = {**HEAD, "num_speculative_tokens": 3, "num_draft_tree_tokens": 12, **keys}
+    shapes = make(SpeculativeConfig.of(**keys))._shapes(1)
+    assert [each.num_draft_tokens for each in shapes if each.is_tree] == [12, *smaller]
 
 
 def test_the_largest_tree_costs_more_than_the_longest_chain(make, tiny_model_dir, monkeypatch):

@@ -10,11 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_table import CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
-from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
+from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 from tests.specdec.speculation.policy.synthetic_service import (
@@ -248,63 +247,6 @@ def test_a_negative_setting_is_rejected(name):
     with pytest.raises(InvalidValueError) as caught:
         GoodputChooser(CostModel(table), **{name: -0.1})
     assert caught.value.field == name
-
-
-TREE = tree(16, depth=4)
-SHAPES = (*chains(4), TREE)
-
-
-def run_with_trees(clock, row_s, rates, seconds):
-    """Run one sequence; rates: of chains and of trees at each depth. Return steps by shape.
-
-    A draft is accepted to the depth at which a fixed sequence of numbers first exceeds the rate.
-    """
-    table = CostTable((1,), (0, 4, 16), ((0.01, 0.01 + 4 * row_s, 0.01 + 16 * row_s),))
-    chooser, generator, steps = GoodputChooser(CostModel(table)), random.Random(2), {}
-    end_s = clock() + seconds
-    while clock() < end_s:
-        shape = chooser.choose(clock(), 1, SHAPES).shape
-        begun_s = clock()
-        clock.now_s += 0.01 + shape.num_draft_tokens * row_s
-        rate, accepted = rates[shape.is_tree], 0
-        while accepted < shape.depth and generator.random() < rate:
-            accepted += 1
-        if shape.depth:
-            chooser.observe_drafts(shape.depth, accepted, clock(), is_tree=shape.is_tree)
-        chooser.observe_step(1, shape, clock() - begun_s, clock())
-        steps[shape] = steps.get(shape, 0) + 1
-    return steps
-
-
-def test_a_tree_that_pays_is_found_and_used(clock):
-    """Rows are nearly free, and a tree is right twice as often."""
-    steps = run_with_trees(clock, 0.00002, (0.4, 0.85), 120)
-    assert steps[TREE] > 0.7 * sum(steps.values())
-
-
-@pytest.mark.parametrize(
-    ("row_s", "rates"),
-    [
-        pytest.param(0.002, (0.6, 0.8), id="its rows cost too much"),
-        pytest.param(0.0002, (0.6, 0.6), id="it accepts no more than its best chain"),
-    ],
-)
-def test_a_tree_that_does_not_pay_is_only_probed(clock, row_s, rates):
-    steps = run_with_trees(clock, row_s, rates, 120)
-    assert 0 < steps.get(TREE, 0) < 0.1 * sum(steps.values())
-
-
-def test_a_tree_is_expected_to_accept_what_a_chain_does_until_it_was_tried(clock):
-    acceptance = AcceptanceEstimator()
-    for _ in range(50):
-        acceptance.record(4, 2, clock())
-    chain_tokens, tree_tokens = acceptance.expected_tokens([chain(4), TREE], clock())
-    assert tree_tokens == pytest.approx(chain_tokens, rel=0.02)
-    for _ in range(50):
-        acceptance.record(4, 4, clock(), is_tree=True)
-    [higher] = acceptance.expected_tokens([TREE], clock())
-    assert higher > 1.3 * tree_tokens
-    assert acceptance.expected_tokens([chain(4)], clock()) == [chain_tokens]
 
 
 FEW_FREE_ROWS = CostTable((1, 4, 64), (0, 1), ((1.0, 1.0), (1.0, 2.0), (16.0, 32.0)))

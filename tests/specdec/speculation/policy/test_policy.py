@@ -267,10 +267,10 @@ class RecordingChooser(GoodputChooser):
         self.drafts, self.steps, self.asked_most = [], [], []
 
     def choose(self, now_s, num_decoding, shapes, prompts):
-        self.asked_most.append(shapes[-1].num_draft_tokens)
+        self.asked_most.append(max(each.num_draft_tokens for each in shapes))
         return Decision(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
-    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False, num_drafts=1):
+    def observe_drafts(self, num_asked, num_accepted, now_s, tree_size=0, *, num_drafts=1):
         self.drafts += [(num_asked, num_accepted)] * num_drafts
 
     def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **seconds_of_drafts):
@@ -366,14 +366,15 @@ def test_fixed_decisions_are_trees_of_the_configured_size(clock, mode, threshold
     assert policy.decide(2).shape == chain(0)
 
 
-def test_goodput_has_a_tree_to_choose_where_the_budget_allows(clock):
+@pytest.mark.parametrize(("is_fixed", "of_four"), [(False, 7), (True, 3)])
+def test_goodput_has_trees_to_choose_where_the_budget_allows(clock, is_fixed, of_four):
     chooser = RecordingChooser()
-    policy = SpeculationPolicy(
-        AUTO, clock, choosers={None: chooser}, num_tree_tokens=16, max_num_batched_tokens=100
-    )
-    for num_decoding in (1, 3, 4):
+    control = dataclasses.replace(AUTO, threshold=8)
+    sizes = {"num_tree_tokens": 16, "has_fixed_trees": is_fixed, "max_num_batched_tokens": 100}
+    policy = SpeculationPolicy(control, clock, choosers={None: chooser}, **sizes)
+    for num_decoding in (1, 3, 4, 7):
         policy.decide(num_decoding)
-    assert chooser.asked_most == [16, 16, AUTO.num_speculative_tokens]
+    assert chooser.asked_most == [16, 16, of_four, AUTO.num_speculative_tokens]
 
 
 PROMPTS = PromptLoad(8, 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.speculation.policy.probe import Probe
-from specdec.types.drafts.draft_decision import DraftAhead, chain, chains, tree
+from specdec.types.drafts.draft_decision import DraftAhead, chain, chains, tree, trees
 
 STEP_S = 0.02
 
@@ -40,6 +40,13 @@ def test_a_tree_and_other_drafts_ahead_are_tried_too():
     assert probed(shapes, 1) == [chain(2), chain(0), tree(8, depth=2)]
     ahead = [each.with_ahead(DraftAhead.CONTINUING) for each in chains(2)[1:]]
     assert probed((*chains(2), *ahead), 0) == [chain(1), ahead[0]]
+
+
+@pytest.mark.parametrize("chosen", trees(32, 4))
+def test_beside_a_tree_the_chain_of_its_depth_and_other_trees_are_tried(chosen):
+    shapes = (*chains(4), *trees(32, 4))
+    tried = probed(shapes, shapes.index(chosen), count=len(shapes))
+    assert set(tried) == {chain(0), chain(4), *trees(32, 4)} - {chosen}
 
 
 def test_only_shapes_that_may_pay_are_tried():
