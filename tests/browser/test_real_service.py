@@ -19,7 +19,7 @@ from tests.browser.pages import expect_text, set_mode, tile
 from tests.e2e.conftest import running_service
 from tests.specdec.tiny import tiny_llama_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 PROMPT = [10 + i % 5 for i in range(30)]

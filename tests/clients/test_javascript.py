@@ -46,7 +46,6 @@ def run(script, service, **environment):
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(500)
 def test_javascript_streams_the_same_text_as_python(script, tiny_model_dir, tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"[{{name: ann, key: {KEY}}}]")

@@ -23,7 +23,7 @@ import pytest
 
 from tests.chaos.traffic import processes
 
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 300.0
 # Speculation on at every load, since goodput would turn it off for a tiny model.
 ALWAYS_DRAFT = [
     "--speculative-config",

@@ -17,9 +17,8 @@ import httpx
 import psutil
 import yaml
 
-from tests.e2e.conftest import RunningService, free_ports
+from tests.e2e.conftest import START_TIMEOUT_S, RunningService, free_ports
 
-START_TIMEOUT_S = 200.0
 STOP_TIMEOUT_S = 60.0
 
 

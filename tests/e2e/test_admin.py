@@ -141,7 +141,6 @@ def answers(admin):
         return False
 
 
-@pytest.mark.timeout(500)
 def test_refused_changes_leave_no_traceback_in_the_log(embedded, on_serve):
     """Serve logs one for each exception of a deployment."""
     for service in (embedded, on_serve):

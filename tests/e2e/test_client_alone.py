@@ -10,7 +10,7 @@ import pytest
 from tools.install import client_wheel
 from tools.install.progress import size_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MAX_BYTES = 40e6
 CALL = """

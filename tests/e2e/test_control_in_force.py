@@ -10,7 +10,7 @@ from specdec.client import AdminClient, Client, ClientError, ProfileOrder, Specu
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import ALWAYS_DRAFT, running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_REPLICAS = 3
 IN_FORCE_WITHIN_S = 1.0

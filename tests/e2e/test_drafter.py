@@ -16,7 +16,7 @@ from specdec.training.export import export
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True, seed=3)
 PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(8)]

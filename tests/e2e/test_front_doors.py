@@ -239,7 +239,6 @@ def num_running(service):
     return sum(each["report"]["num_running"] for each in status["replicas"])
 
 
-@pytest.mark.timeout(500)
 def test_idle_connections_take_no_place_of_probes(embedded, on_serve, unread_streams):
     """Those to both ingresses wait at the same time, and so do the unread streams."""
     services, last = (embedded, on_serve), []
@@ -258,7 +257,6 @@ def test_idle_connections_take_no_place_of_probes(embedded, on_serve, unread_str
             assert idle.recv(1) == b"", "half a request ends after 10 s"
 
 
-@pytest.mark.timeout(500)
 def test_a_stream_that_is_not_read_ends_with_a_status(unread_streams):
     streams, generated_at_s = unread_streams
     time.sleep(max(0.0, generated_at_s + WRITE_TIMEOUT_S + 5 - time.monotonic()))

@@ -17,7 +17,7 @@ from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 THRESHOLD = 6
 SPECULATION = {

@@ -12,7 +12,7 @@ from tests.specdec.adapters import HEAD_MODULES, adapter_dir, merged_dir
 from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.llm.models import arguments
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_TOKENS = 24
 PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(4)]

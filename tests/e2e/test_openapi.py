@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_EXAMPLES = int(os.environ.get("SPECDEC_TEST_EXAMPLES", "300"))
 """Number of examples per route, of both valid and invalid requests."""

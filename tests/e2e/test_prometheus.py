@@ -31,7 +31,6 @@ from tools.monitoring.files import DASHBOARD
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(
         shutil.which("prometheus") is None,
         reason="prometheus is not installed (Debian: apt-get install prometheus)",

@@ -16,7 +16,7 @@ from tests.e2e.test_recovery import is_ready, wait_for
 from tests.specdec.models.families import save_family
 from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STREAMS = Streams(max_tokens=400)
 POLICY = {"policy": "threshold", "speculation_threshold": 256, "num_speculative_tokens": 4}

@@ -12,7 +12,7 @@ from specdec import LLM, SamplingParams
 from tests.e2e.two_nodes import cluster, joined_service, missing
 from tests.specdec.heads import fitted_medusa_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 POLICY = {"num_speculative_tokens": 3, "policy": "threshold", "speculation_threshold": 256}
 NUM_STREAMS, NUM_TOKENS, DEADLINE_S = 4, 150, 150.0

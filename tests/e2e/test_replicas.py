@@ -18,7 +18,7 @@ from specdec.client import Client, ClientError
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_STREAMS = 8
 LONG = SamplingParams(temperature=0.8, max_tokens=400, ignore_eos=True)

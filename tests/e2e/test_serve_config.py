@@ -13,7 +13,7 @@ from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.e2e.serve_config import served
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 OPENAI = {
     "/v1/completions": {"model": "extract", "prompt": "The river", "max_tokens": 8},

@@ -12,7 +12,7 @@ from specdec.client import AdminClient, Client, ClientError
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 KEY, *ONCE = "sk-correct-horse", "sk-once-by-http", "sk-once-by-grpc"
 BEARER = {"authorization": f"Bearer {KEY}"}

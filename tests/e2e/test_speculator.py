@@ -13,7 +13,7 @@ from tests.e2e.conftest import running_service
 from tests.specdec.heads import HEADS
 from tests.specdec.speculators import speculator_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPT = [(29 * place) % 380 + 3 for place in range(30)]
 NUM_TOKENS = 24

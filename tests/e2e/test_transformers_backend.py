@@ -9,7 +9,7 @@ from tests.specdec.llm.models import arguments
 from tests.specdec.models.foreign import save_foreign
 from tests.specdec.tiny import train_tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(4)]

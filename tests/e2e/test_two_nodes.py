@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.two_nodes import cluster, joined_service, missing, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 DRAFT = (
     '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'

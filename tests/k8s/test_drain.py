@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.two_nodes import HEAD, PORT, WORKER, cluster, joined_service, missing
 from tests.k8s.rendering import ray_templates, render
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 DRAIN_S, MIGRATION_S = 5, 120
 HELD_S = 40.0

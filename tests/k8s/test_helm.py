@@ -12,7 +12,7 @@ from tests.k8s.test_wrong_values import BY_A_TEMPLATE, BY_THE_SCHEMA
 from tests.k8s.validity import VERSIONS, check
 from tests.k8s.value_sets import VALUE_SETS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 CASES = {
     **{path.stem: yaml.safe_load(path.read_text()) for path in EXAMPLES},

@@ -10,7 +10,7 @@ from tests.k8s.binaries import HELMS, helm
 from tests.k8s.rendering import CHART
 from tests.k8s.value_sets import GPU, KEDA
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PLAIN = {"storage": {"models": {"type": "claim"}}}
 CHANGED = {

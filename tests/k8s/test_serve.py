@@ -20,7 +20,7 @@ from tests.k8s.kuberay import running_head
 from tests.k8s.rendering import example, of_kind, only, render
 from tests.specdec.tiny import tiny_llama_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 DRAIN_S = 10
 SETTINGS = {"max_model_len": 2048}

@@ -51,7 +51,6 @@ def test_the_backlog_of_a_slow_start_adds_few_replicas():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [5, 6])
 def test_a_day_with_two_bursts_takes_few_more_replica_hours_than_the_oracle(seed):
     result = run(TWO_BURSTS, seed)
@@ -60,7 +59,6 @@ def test_a_day_with_two_bursts_takes_few_more_replica_hours_than_the_oracle(seed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_other_days_are_served(seed):
     """Two reversals are 135 s apart with seed 5: a burst begins 65 s after a removal was right."""

@@ -18,7 +18,6 @@ print("ahead", metrics["specdec:engine_steps_ahead"])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("method", HEADS)
 def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
@@ -26,7 +25,6 @@ def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_draft_model_on_ray_beside_a_head_of_a_detected_method(tiny_model_dir, tmp_path):
     fallback = {"method": "draft_model", "quantization": "int8"}
     stderr = check(tiny_model_dir, tmp_path, "eagle3", 2, {"fallback": fallback})
@@ -95,7 +93,6 @@ except Exception as error:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_20_switches_on_two_ranks_change_no_token_of_8_streams(tiny_model_dir, tmp_path):
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:

@@ -91,7 +91,6 @@ def expected(tiny_model_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", ["", "llm.shutdown()"], ids=["exit", "shutdown"])
 def test_two_ranks_generate_the_same_tokens_as_one_and_end(tiny_model_dir, expected, end):
     before = ray_processes()
@@ -103,7 +102,6 @@ def test_two_ranks_generate_the_same_tokens_as_one_and_end(tiny_model_dir, expec
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expected):
     """Ray caches its authentication when imported; other processes are left alone."""
     before = ray_processes()
@@ -115,7 +113,6 @@ def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expec
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected):
     done = run_program(tiny_model_dir, LOSE_A_RANK, distributed_executor_backend="ray")
     assert done.returncode == 0, done.stderr

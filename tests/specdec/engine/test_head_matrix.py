@@ -145,7 +145,6 @@ def check(directory, draft_dir, method, num_nodes, kernels, group, batch_size):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -216,7 +216,6 @@ def test_every_length_batch_and_size(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("method", TREES_OF_HEADS)

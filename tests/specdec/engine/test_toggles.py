@@ -135,7 +135,6 @@ LIMITS = {"max_model_len": 320, "num_blocks": 400}
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_hundred_toggles_of_the_demo_models_drafts(smollm2_dir):
     """SmolLM2 drafts for itself in 8 bits; four sequences of twenty run at once."""
     proposer = RecordingProposer(draft_model(smollm2_dir, quantization="int8", **LIMITS))

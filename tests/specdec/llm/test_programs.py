@@ -12,7 +12,7 @@ from specdec import LLM, SamplingParams
 from specdec.llm import Counter, Vector
 from tests.specdec.llm.models import metrics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 ROOT = Path(__file__).parents[3]
 MODEL = "smollm2-135m-instruct"

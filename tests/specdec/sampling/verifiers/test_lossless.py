@@ -49,7 +49,6 @@ def test_every_position_has_the_targets_distribution(verifier, temperature, num_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 @pytest.mark.parametrize("num_draft", [1, 3])
@@ -79,7 +78,6 @@ def test_an_opposite_draft_distribution_is_corrected(verifier):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 @pytest.mark.parametrize("num_draft", [1, 3])
