@@ -26,7 +26,7 @@ import psutil
 from tests.e2e.conftest import free_ports
 from tests.k8s.rendering import Objects, cluster, of_kind, ray_templates, serve_config
 
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 300.0
 BIN = Path(sys.executable).parent
 
 KEPT_PATHS = ("/tmp", "/tmp/ray")
@@ -187,7 +187,7 @@ def _stop(popen: subprocess.Popen[bytes]) -> None:
     started = psutil.Process(popen.pid).children(recursive=True) if popen.poll() is None else []
     popen.send_signal(signal.SIGTERM)  # as the kubelet does after the preStop hook
     try:
-        popen.wait(30)
+        popen.wait(120)
         psutil.wait_procs(started, timeout=10)
     finally:
         for each in started:
