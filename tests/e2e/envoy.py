@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.e2e.conftest import free_ports
+from tests.e2e.conftest import START_TIMEOUT_S, free_ports
 
 ENVIRONMENT = Path(__file__).parents[2] / ".make" / "envoy"
 ENVOY = ENVIRONMENT / "bin" / "envoy"
-START_TIMEOUT_S = 30.0
 DESTINATION = "x-gateway-destination-endpoint"
 BY_HEADER = "by-header"
 """Header of requests that are routed by DESTINATION instead of by metadata."""
@@ -74,7 +73,7 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         yield popen
     finally:
         popen.terminate()
-        popen.wait(20)
+        popen.wait(60)
 
 
 def _wait_for(url: str, num_up: int, log: Path) -> None:
@@ -155,7 +154,7 @@ def _ext_proc(mode: str, *, may_fail: bool) -> dict[str, Any]:
             "@type": f"{_TYPES}.filters.http.ext_proc.v3.ExternalProcessor",
             "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
             "failure_mode_allow": may_fail,
-            "message_timeout": "5s",
+            "message_timeout": "60s",
             "processing_mode": {
                 "request_header_mode": "SEND",
                 "response_header_mode": "SEND",
@@ -187,7 +186,7 @@ def _pool(endpoints: Sequence[str]) -> dict[str, Any]:
     return {
         "name": "pool",
         "type": "STATIC",
-        "connect_timeout": "1s",
+        "connect_timeout": "20s",
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
         "load_assignment": _assignment("pool", [int(each.split(":")[1]) for each in endpoints]),
     }
@@ -199,7 +198,7 @@ def _by_header() -> dict[str, Any]:
         "name": BY_HEADER,
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": "1s",
+        "connect_timeout": "20s",
         "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
     }
 
@@ -213,7 +212,7 @@ def _picker(port: int) -> dict[str, Any]:
     return {
         "name": "picker",
         "type": "STATIC",
-        "connect_timeout": "1s",
+        "connect_timeout": "20s",
         "typed_extension_protocol_options": {name: options},
         "load_assignment": _assignment("picker", [port]),
     }
