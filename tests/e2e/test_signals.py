@@ -16,21 +16,20 @@ import psutil
 import pytest
 
 from cluster.serve.guard import EXIT_LOST
-from cluster.serve.processes import STOP_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling.sampling_params import SamplingParams
-from tests.e2e.conftest import free_ports
+from tests.chaos.traffic import processes
+from tests.e2e.conftest import START_TIMEOUT_S, free_ports
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="guards exist on Linux only"),
 ]
 
-START_TIMEOUT_S = 200.0
+END_TIMEOUT_S = 60.0
 READY = "press Ctrl-C to stop"
-NUM_STREAMS = 96
+NUM_STREAMS = 24
 NOT_READY = "before the service was ready"
 
 
@@ -40,11 +39,14 @@ class Service:
     log: Path
     known: set[int] = field(default_factory=set)  # also the guard, whose environment is empty
 
-    def wait_for(self, text):
+    def wait_for(self, sign):
+        """Wait for a text in the log, or for a process whose command line has it."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while text not in self.log.read_text():
+        while sign not in self.log.read_text():
             assert self.command.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
+            if processes(psutil.Process(self.command.pid), sign):
+                break
             time.sleep(0.05)
         self.known.update(self.processes())
 
@@ -56,11 +58,11 @@ class Service:
             found |= {each.pid for each in psutil.Process(self.command.pid).children(True)}
         return found
 
-    def end(self, timeout_s=60):
+    def end(self):
         """Return the exit code and the last line; assert that no process is left."""
         started = self.known | self.processes()
-        exit_code = self.command.wait(timeout_s)
-        deadline = time.monotonic() + 2.0  # a killed command does not wait for its guard
+        exit_code = self.command.wait(END_TIMEOUT_S)
+        deadline = time.monotonic() + END_TIMEOUT_S  # a killed command waits for nothing
         while left := [pid for pid in started | self.processes() if is_alive(pid)]:
             assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in left]
             time.sleep(0.05)
@@ -105,39 +107,35 @@ def starting(model: Path, log: Path, *flags: str) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code", "stage", "delay_s", "count"),
+    ("number", "exit_code", "sign", "count"),
     [
-        (signal.SIGINT, 130, "starting Ray", 0, 1),
-        (signal.SIGTERM, 143, "starting Ray", 1, 1),
-        (signal.SIGINT, 130, "starting Ray", 2, 2),
-        (signal.SIGHUP, 129, "starting Ray", 3, 1),
-        (signal.SIGTERM, 143, "loading", 0.5, 1),
-        (signal.SIGINT, 130, "loading", 2, 1),
-        (signal.SIGINT, 130, "loading", 3, 2),
+        (signal.SIGINT, 130, "starting Ray", 1),
+        (signal.SIGTERM, 143, "gcs_server", 1),
+        (signal.SIGINT, 130, "raylet/raylet", 2),
+        (signal.SIGHUP, 129, "ray::ServeController", 1),
+        (signal.SIGTERM, 143, "loading", 1),
+        (signal.SIGINT, 130, ":Router", 1),
+        (signal.SIGINT, 130, "ray::TargetWorker", 2),
     ],
 )
-def test_a_signal_while_it_starts(
-    tiny_model_dir, tmp_path, number, exit_code, stage, delay_s, count
-):
+def test_a_signal_while_it_starts(tiny_model_dir, tmp_path, number, exit_code, sign, count):
     with starting(tiny_model_dir, tmp_path / "log") as service:
-        service.wait_for(stage)
-        time.sleep(delay_s)
+        service.wait_for(sign)
         for _ in range(count):
             service.command.send_signal(number)
             time.sleep(0.1)
         line = f"stopped by {number.name} {NOT_READY}"
-        assert service.end(timeout_s=5) == (exit_code, line)
+        assert service.end() == (exit_code, line)
         assert "Traceback" not in service.log.read_text()
 
 
-@pytest.mark.parametrize("stage", ["starting Ray", "loading", READY])
-def test_a_killed_command(tiny_model_dir, tmp_path, stage):
+@pytest.mark.parametrize("sign", ["gcs_server", "ray::TargetWorker", READY])
+def test_a_killed_command(tiny_model_dir, tmp_path, sign):
     with starting(tiny_model_dir, tmp_path / "log") as service:
-        service.wait_for(stage)
-        time.sleep(1)
+        service.wait_for(sign)
         service.command.kill()
         line = "error: the command was killed, so the service has ended"
-        assert service.end(timeout_s=5) == (-signal.SIGKILL, line)
+        assert service.end() == (-signal.SIGKILL, line)
 
 
 def test_the_command_and_its_guard_load_neither_ray_nor_torch(tiny_model_dir, tmp_path):
@@ -151,7 +149,7 @@ def test_the_command_and_its_guard_load_neither_ray_nor_torch(tiny_model_dir, tm
             assert process.num_threads() == 1
         assert "Ray" not in " ".join(guard.cmdline())
         service.command.send_signal(signal.SIGHUP)
-        assert service.end(timeout_s=5)[0] == 129
+        assert service.end()[0] == 129
 
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, n=8)
@@ -188,7 +186,7 @@ def test_a_drain_that_takes_too_long(tiny_model_dir, tmp_path):
         started_at = time.monotonic()
         service.command.terminate()
         assert service.end()[0] == 0
-        assert DRAIN_S < time.monotonic() - started_at < DRAIN_S + STOP_S + 1
+        assert time.monotonic() - started_at > DRAIN_S
         errors = [error for end in ends if (error := end.result()) is not None]
         assert errors, "every stream was complete in time"
         assert all(error.code is grpc.StatusCode.UNAVAILABLE for error in errors)
@@ -199,9 +197,7 @@ def test_a_drain_that_takes_too_long(tiny_model_dir, tmp_path):
 def test_a_stop_with_processes_that_have_ended(tiny_model_dir, tmp_path, name):
     """A process manager may have signalled or killed any of them."""
     with serving_streams(tiny_model_dir, tmp_path / "log") as (service, _):
-        processes = psutil.Process(service.command.pid).children(recursive=True)
-        started_at = time.monotonic()
-        for each in processes:
+        for each in psutil.Process(service.command.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if name == "every process":
                     each.terminate()
@@ -209,7 +205,6 @@ def test_a_stop_with_processes_that_have_ended(tiny_model_dir, tmp_path, name):
                     each.kill()
         service.command.terminate()
         exit_code, line = service.end()
-        assert time.monotonic() - started_at < DRAIN_S + STOP_S + 1
         assert exit_code in (0, 143)
         assert exit_code == 0 or "while the service stopped" in line or "did not stop" in line
 
@@ -224,7 +219,7 @@ def test_the_end_of_ray_ends_the_service_with_the_reason(tiny_model_dir, tmp_pat
             if each.name() == name
         ]
         lost.kill()
-        exit_code, line = service.end(timeout_s=15)
+        exit_code, line = service.end()
         assert exit_code == EXIT_LOST
         assert line.startswith(f"error: Ray's {name} (process {lost.pid})")
         assert line.endswith("so the service has ended")
