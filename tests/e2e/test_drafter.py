@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from cluster.cli.training import adapt
 from specdec.client import AdminClient, Client, ClientError, DrafterOrder
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target, TargetPrecision
@@ -74,7 +76,7 @@ def test_versions_change_and_tokens_do_not(service, head, tmp_path):
         assert admin.status().replicas[0].report.is_ready
 
 
-def test_only_answers_that_allow_it_are_trained_on(service, tmp_path):
+def test_only_answers_that_allow_it_are_trained_on(service, tmp_path, monkeypatch):
     with AdminClient(service.grpc_address) as admin:
         admin.take_samples()
         generate(service)
@@ -88,9 +90,10 @@ def test_only_answers_that_allow_it_are_trained_on(service, tmp_path):
     generate(service, allow_training=True)
     model = service.process.cmdline()
     target = model[model.index("--model") + 1]
-    done = specdec(
-        service, "adapt", target, str(tmp_path / "versions"), "--min-tokens", "100",
-        "--num-versions", "1", "--interval", "0.5",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(adapt, "run_when_idle", lambda: None)  # a busy machine is never idle
+    monkeypatch.setattr(adapt, "_MIN_HELD_OUT_TOKENS", 1)
+    words = [target, str(tmp_path / "versions"), "--min-tokens", "100", "--num-versions", "1"]
+    words += ["--interval", "0.5", "--address", service.grpc_address]
+    done = CliRunner().invoke(adapt.adapt, words)
+    assert done.exit_code == 0, done.stderr
     assert "8 samples: held-out acceptance length" in done.stderr
