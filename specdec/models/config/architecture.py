@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec.config.json_values import unsupported
 from specdec.models.config.attention.latent import Latent
 from specdec.models.config.attention.varied_layers import VariedLayers
-from specdec.models.config.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
+from specdec.models.config.layer_patterns import (
+    LayerRopes,
+    RopeRule,
+    WindowRule,
+    Windows,
+    no_windows,
+    one_rope,
+)
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.traits import LLAMA, Activation, DecoderTraits, Experts
 
@@ -20,34 +27,8 @@ Feature = str | bool
 """Presence of a feature: always, never, or by a key of config.json."""
 
 
-def _llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return LLAMA
-
-
-def _no_experts(raw: Mapping[str, Any], num_layers: int) -> None:
-    del raw, num_layers
-
-
-def _no_latent(raw: Mapping[str, Any]) -> None:
-    del raw
-
-
-def _no_recurrent(raw: Mapping[str, Any], num_layers: int) -> None:
-    del raw, num_layers
-
-
-def _no_varied(raw: Mapping[str, Any], num_layers: int) -> None:
-    del raw, num_layers
-
-
 def _as_given(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return raw
-
-
-def _whole_heads(raw: Mapping[str, Any]) -> float:
-    del raw
-    return 1.0
 
 
 @dataclass(frozen=True)
@@ -61,11 +42,12 @@ class Architecture:
         latter that mean another function than they name.
     qkv_bias, output_bias, mlp_bias: of the projections to queries, keys and values, of attention's
         output, and of the MLP. qk_norm: whether queries and keys are normalized.
-    windows, ropes: by layer. rotary_fraction: the part of each head that is rotated.
-    traits: how the layers differ; called with config.json and these defaults. experts: the mixture
-        of experts, if there is one; called with the number of layers too. latent: sizes of latent
-        attention, if it is that. recurrent: the layers without attention, if there are any.
-    varied: sizes of layers that differ from each other, if they do.
+    windows, ropes: by layer; without a rule of ropes all layers have the same one.
+    rotary_fraction: the part of each head that is rotated; None: all.
+    traits: how the layers differ; if config.json decides, a function of it with these defaults.
+    experts: the mixture of experts, if there is one; called with the number of layers too. latent:
+        sizes of latent attention, if it is that. recurrent: the layers without attention, if there
+        are any. varied: sizes of layers that differ from each other, if they do.
     canonical: returns config.json, with these defaults, under the usual keys.
     notes: what the family has beside Llama, for the documentation.
     """
@@ -82,14 +64,25 @@ class Architecture:
     mlp_bias: Feature = False
     qk_norm: Feature = False
     windows: WindowRule = no_windows
-    ropes: RopeRule = one_rope
-    rotary_fraction: Callable[[Mapping[str, Any]], float] = _whole_heads
-    traits: Callable[[Mapping[str, Any]], DecoderTraits] = _llama_traits
-    experts: Callable[[Mapping[str, Any], int], Experts | None] = _no_experts
-    latent: Callable[[Mapping[str, Any]], Latent | None] = _no_latent
-    recurrent: Callable[[Mapping[str, Any], int], Recurrent | None] = _no_recurrent
-    varied: Callable[[Mapping[str, Any], int], VariedLayers | None] = _no_varied
+    ropes: RopeRule | None = None
+    rotary_fraction: Callable[[Mapping[str, Any]], float] | None = None
+    traits: DecoderTraits | Callable[[Mapping[str, Any]], DecoderTraits] = LLAMA
+    experts: Callable[[Mapping[str, Any], int], Experts | None] | None = None
+    latent: Callable[[Mapping[str, Any]], Latent] | None = None
+    recurrent: Callable[[Mapping[str, Any], int], Recurrent | None] | None = None
+    varied: Callable[[Mapping[str, Any], int], VariedLayers] | None = None
     canonical: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_given
+
+    def ropes_of(self, raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
+        """Return the rotary embedding of each layer."""
+        if self.ropes is not None:
+            return self.ropes(raw, windows)
+        return one_rope(raw, windows, may_be_partial=self.rotary_fraction is not None)
+
+    def traits_of(self, raw: Mapping[str, Any]) -> DecoderTraits:
+        """Return the traits of a model, with its activation function."""
+        found = self.traits if isinstance(self.traits, DecoderTraits) else self.traits(raw)
+        return replace(found, activation=self.activation(raw))
 
     def activation(self, raw: Mapping[str, Any]) -> Activation:
         """Return the activation function. Raises UnsupportedModelError for another one."""

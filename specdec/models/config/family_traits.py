@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from specdec.models.config.traits import (
     TensorNames,
 )
 
+OLMO2 = DecoderTraits(has_input_norms=False, has_output_norms=True, qk_norm=QkNorm.ALL_HEADS)
+"""The traits of OLMo 2 and 3."""
+
 
 def granite_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of Granite."""
@@ -28,35 +31,6 @@ def granite_traits(raw: Mapping[str, Any]) -> DecoderTraits:
         residual_scale=positive(raw, "residual_multiplier"),
         logits=LogitTransform(scale=1 / positive(raw, "logits_scaling")),
     )
-
-
-def olmo2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of OLMo 2 and 3."""
-    del raw
-    return DecoderTraits(has_input_norms=False, has_output_norms=True, qk_norm=QkNorm.ALL_HEADS)
-
-
-def phi3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of Phi-3 and Phi-4."""
-    del raw
-    return DecoderTraits(names=TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)))
-
-
-def glm_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of GLM-4 before its third version."""
-    del raw
-    return DecoderTraits(is_rope_interleaved=True, names=TensorNames(gate_up=("gate_up_proj",)))
-
-
-def glm4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of GLM-4-0414."""
-    del raw
-    names = TensorNames(
-        gate_up=("gate_up_proj",),
-        attention_output_norm="post_self_attn_layernorm",
-        mlp_output_norm="post_mlp_layernorm",
-    )
-    return DecoderTraits(is_rope_interleaved=True, has_output_norms=True, names=names)
 
 
 def gemma_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -84,13 +58,6 @@ def gemma3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     )
 
 
-def starcoder2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of StarCoder2."""
-    del raw
-    names = TensorNames(gate_up=("c_fc",), down="c_proj")
-    return DecoderTraits(norm=NormKind.LAYER, has_norm_bias=True, has_gate=False, names=names)
-
-
 def cohere_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of Command R and A."""
     return DecoderTraits(
@@ -102,7 +69,7 @@ def cohere_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     )
 
 
-_MIXTRAL_NAMES = TensorNames(
+MIXTRAL_NAMES = TensorNames(
     gate_up=("w1", "w3"),
     down="w2",
     mlp="block_sparse_moe",
@@ -110,65 +77,57 @@ _MIXTRAL_NAMES = TensorNames(
 )
 
 
-def mixtral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of Mixtral."""
-    del raw
-    return DecoderTraits(names=_MIXTRAL_NAMES)
-
-
-def minimax_m2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of MiniMax-M2."""
-    del raw
-    return DecoderTraits(qk_norm=QkNorm.ALL_HEADS, names=_MIXTRAL_NAMES)
+def read_experts(
+    raw: Mapping[str, Any],
+    count_key: str,
+    layers: Iterable[int],
+    *,
+    per_token_key: str = "num_experts_per_tok",
+    size_key: str = "moe_intermediate_size",
+    normalizes: bool = True,
+) -> Experts:
+    """Return a mixture by the keys of its experts, of those of a token, and of their units."""
+    num_experts, per_token = count(raw, count_key), count(raw, per_token_key)
+    if per_token > num_experts:
+        raise unsupported(per_token_key, per_token, f"at most {count_key} ({num_experts})")
+    return Experts(num_experts, per_token, normalizes, count(raw, size_key), frozenset(layers))
 
 
 def mixtral_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of Mixtral."""
-    return Experts(
-        count(raw, "num_local_experts"),
-        _experts_per_token(raw, "num_local_experts"),
-        normalizes=True,
-        intermediate_size=count(raw, "intermediate_size"),
-        layers=frozenset(range(num_layers)),
-    )
+    layers = range(num_layers)
+    return read_experts(raw, "num_local_experts", layers, size_key="intermediate_size")
 
 
 def minimax_m2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of MiniMax-M2: chosen by sigmoids and a bias, without groups."""
-    routing = Routing(is_sigmoid=True, num_groups=1, num_chosen_groups=1, has_bias=True, scale=1.0)
+    routing = Routing(is_sigmoid=True, has_bias=True)
     return replace(mixtral_experts(raw, num_layers), routing=routing)
 
 
-def qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of Qwen 3 MoE."""
     step, dense = count(raw, "decoder_sparse_step"), raw.get("mlp_only_layers") or []
     layers = {index for index in range(num_layers) if (index + 1) % step == 0}.difference(dense)
     # transformers 5 writes the first name, the published files have the second.
     key = "num_local_experts" if "num_local_experts" in raw else "num_experts"
-    return Experts(
-        count(raw, key),
-        _experts_per_token(raw, key),
-        normalizes=bool(raw.get("norm_topk_prob")),
-        intermediate_size=count(raw, "moe_intermediate_size"),
-        layers=frozenset(layers),
-    )
+    return read_experts(raw, key, layers, normalizes=bool(raw.get("norm_topk_prob")))
 
 
-def olmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of OLMoE."""
-    del raw
-    return DecoderTraits(qk_norm=QkNorm.ALL_HEADS)
+def gated_shared_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """Return the experts of Qwen 3 MoE beside a gated shared one; None without such layers."""
+    found = qwen3_moe_experts(raw, num_layers)
+    if not found.layers:
+        return None
+    size = count(raw, "shared_expert_intermediate_size")
+    return replace(found, shared_size=size, has_shared_gate=True)
 
 
 def olmoe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of OLMoE."""
-    return Experts(
-        count(raw, "num_experts"),
-        _experts_per_token(raw, "num_experts"),
-        normalizes=bool(raw.get("norm_topk_prob")),
-        intermediate_size=count(raw, "intermediate_size"),
-        layers=frozenset(range(num_layers)),
-    )
+    layers, normalizes = range(num_layers), bool(raw.get("norm_topk_prob"))
+    key = "intermediate_size"
+    return read_experts(raw, "num_experts", layers, size_key=key, normalizes=normalizes)
 
 
 def gpt_oss_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -210,7 +169,7 @@ def deepseek_latent(raw: Mapping[str, Any]) -> Latent:
     )
 
 
-def deepseek_v2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def deepseek_v2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of DeepSeek-V2."""
     method = raw["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
@@ -221,12 +180,12 @@ def deepseek_v2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | No
     return _deepseek_experts(raw, num_layers, has_groups=has_groups, is_sigmoid=False)
 
 
-def deepseek_v3_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def deepseek_v3_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of DeepSeek-V3."""
     return _deepseek_experts(raw, num_layers, has_groups=True, is_sigmoid=True)
 
 
-def mistral4_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def mistral4_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of Mistral 4: as DeepSeek-V3's, with a softmax and without a bias."""
     return _deepseek_experts(raw, num_layers, has_groups=True, is_sigmoid=False, adds_two_best=True)
 
@@ -238,9 +197,9 @@ def _deepseek_experts(
     has_groups: bool,
     is_sigmoid: bool,
     adds_two_best: bool = False,
-) -> Experts | None:
+) -> Experts:
     adds_two_best |= is_sigmoid
-    num_experts, size = count(raw, "n_routed_experts"), count(raw, "moe_intermediate_size")
+    num_experts = count(raw, "n_routed_experts")
     num_groups = count(raw, "n_group") if has_groups else 1
     if num_experts % num_groups or (adds_two_best and 1 < num_groups > num_experts // 2):
         limit = f"a divisor of n_routed_experts ({num_experts}), at most half of it"
@@ -260,28 +219,11 @@ def _deepseek_experts(
         scale=positive(raw, "routed_scaling_factor"),
         adds_two_best=adds_two_best,
     )
-    return Experts(
-        num_experts,
-        _experts_per_token(raw, "n_routed_experts"),
-        normalizes=adds_two_best and bool(raw["norm_topk_prob"]),
-        intermediate_size=size,
-        layers=frozenset(range(raw["first_k_dense_replace"], num_layers)),
-        routing=routing,
-        shared_size=size * count(raw, "n_shared_experts"),
-    )
-
-
-def _experts_per_token(raw: Mapping[str, Any], count_key: str) -> int:
-    found, limit = count(raw, "num_experts_per_tok"), count(raw, count_key)
-    if found > limit:
-        raise unsupported("num_experts_per_tok", found, f"at most {count_key} ({limit})")
-    return found
-
-
-def ernie_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of ERNIE 4.5."""
-    del raw
-    return DecoderTraits(is_rope_interleaved=True)
+    layers = range(raw["first_k_dense_replace"], num_layers)
+    normalizes = adds_two_best and bool(raw["norm_topk_prob"])
+    found = read_experts(raw, "n_routed_experts", layers, normalizes=normalizes)
+    shared_size = found.intermediate_size * count(raw, "n_shared_experts")
+    return replace(found, routing=routing, shared_size=shared_size)
 
 
 def stablelm_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -292,26 +234,13 @@ def stablelm_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     return DecoderTraits(norm=NormKind.LAYER, has_norm_bias=True, is_parallel=is_parallel)
 
 
-def exaone4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    """Return the traits of EXAONE 4."""
-    del raw
-    return DecoderTraits(has_input_norms=False, has_output_norms=True)
-
-
 def lfm2_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of LFM2: chosen by sigmoids, without groups."""
+    layers, normalizes = range(raw["num_dense_layers"], num_layers), bool(raw["norm_topk_prob"])
     routing = Routing(
         is_sigmoid=True,
-        num_groups=1,
-        num_chosen_groups=1,
         has_bias=bool(raw["use_expert_bias"]),
         scale=positive(raw, "routed_scaling_factor"),
     )
-    return Experts(
-        count(raw, "num_experts"),
-        _experts_per_token(raw, "num_experts"),
-        normalizes=bool(raw["norm_topk_prob"]),
-        intermediate_size=count(raw, "moe_intermediate_size"),
-        layers=frozenset(range(raw["num_dense_layers"], num_layers)),
-        routing=routing,
-    )
+    found = read_experts(raw, "num_experts", layers, normalizes=normalizes)
+    return replace(found, routing=routing)

@@ -99,20 +99,17 @@ def windows_without_rope(raw: Mapping[str, Any], num_layers: int) -> Windows:
     return _windows(raw, [is_used and not has for has in layers_with_rope(raw, num_layers)])
 
 
-def one_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
-    """Return the same rotary embedding of whole heads for all layers."""
-    return (read_rope(raw),) * len(windows)
+def one_rope(
+    raw: Mapping[str, Any], windows: Windows, *, may_be_partial: bool = False
+) -> LayerRopes:
+    """Return the same rotary embedding for all layers. may_be_partial: see `read_rope`."""
+    return (read_rope(raw, may_be_partial=may_be_partial),) * len(windows)
 
 
 def no_ropes(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     """Return no rotary embedding for any layer."""
     del raw
     return (None,) * len(windows)
-
-
-def partial_rope(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
-    """Return the same rotary embedding, which may be of a part of a head, for all layers."""
-    return (read_rope(raw, may_be_partial=True),) * len(windows)
 
 
 def rope_on_some_layers(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:

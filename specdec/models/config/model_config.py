@@ -178,8 +178,9 @@ class ModelConfig:
         architecture, family, fields = decoder
         raw = family.canonical(fields)
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
-        latent, windows = family.latent(raw), family.windows(raw, num_layers_of(raw))
-        ropes = family.ropes(raw, windows)
+        latent = family.latent(raw) if family.latent else None
+        windows = family.windows(raw, num_layers_of(raw))
+        ropes = family.ropes_of(raw, windows)
         return cls(
             architecture=architecture,
             text_part_of=whole if whole in TEXT_MODELS else None,
@@ -191,14 +192,14 @@ class ModelConfig:
             num_kv_heads=1 if latent else count(raw, "num_key_value_heads", num_heads),
             head_dim=latent.key_dim if latent else head_dim_of(raw, hidden_size, num_heads),
             latent=latent,
-            recurrent=family.recurrent(raw, len(windows)),
-            varied=family.varied(raw, len(windows)),
+            recurrent=family.recurrent(raw, len(windows)) if family.recurrent else None,
+            varied=family.varied(raw, len(windows)) if family.varied else None,
             rms_norm_eps=fraction(raw, family.norm_eps_key),
             rope=main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
-            rotary_fraction=family.rotary_fraction(raw),
-            experts=family.experts(raw, len(windows)),
-            traits=replace(family.traits(raw), activation=family.activation(raw)),
+            rotary_fraction=family.rotary_fraction(raw) if family.rotary_fraction else 1.0,
+            experts=family.experts(raw, len(windows)) if family.experts else None,
+            traits=family.traits_of(raw),
             max_position_embeddings=longest_context(raw),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             eos_token_ids=frozenset(),

@@ -21,25 +21,18 @@ from specdec.models.config.families.sigmoid_mixtures import SIGMOID_MIXTURES
 from specdec.models.config.families.sparse_attention import SPARSE_ATTENTION
 from specdec.models.config.families.text_models import TEXT_MODELS
 from specdec.models.config.family_traits import (
+    OLMO2,
     cohere_traits,
-    ernie_traits,
-    exaone4_traits,
     gemma2_traits,
     gemma3_traits,
     gemma_traits,
-    glm4_traits,
-    glm_traits,
     granite_traits,
-    olmo2_traits,
-    phi3_traits,
     stablelm_traits,
-    starcoder2_traits,
 )
 from specdec.models.config.hybrids.families import HYBRIDS
 from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,
-    partial_rope,
     periodic_windows,
     periodic_windows_if_any,
     rope_by_type,
@@ -49,7 +42,7 @@ from specdec.models.config.layer_patterns import (
     windows_without_rope,
 )
 from specdec.models.config.rope import rotary_fraction
-from specdec.models.config.traits import Activation
+from specdec.models.config.traits import Activation, DecoderTraits, NormKind, TensorNames
 
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GRANITE_DEFAULTS = {
@@ -142,7 +135,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm=True,
-            traits=olmo2_traits,
+            traits=OLMO2,
         ),
         "Olmo3ForCausalLM": Architecture(
             "olmo3",
@@ -154,7 +147,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=periodic_windows(4),
             ropes=rope_by_type("rope_theta"),
-            traits=olmo2_traits,
+            traits=OLMO2,
         ),
         "Phi3ForCausalLM": Architecture(
             "phi3",
@@ -162,9 +155,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "fused QKV and gate-up tensors; rotation of a part of each head; LongRoPE",
             {"original_max_position_embeddings": 4096, "sliding_window": None},
             windows=one_window,
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=phi3_traits,
+            traits=DecoderTraits(names=TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))),
         ),
         "GlmForCausalLM": Architecture(
             "glm",
@@ -172,9 +164,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "interleaved rotation of half of each head; fused gate-up tensor; QKV bias",
             _GLM_DEFAULTS,
             qkv_bias="attention_bias",
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=glm_traits,
+            traits=DecoderTraits(
+                is_rope_interleaved=True, names=TensorNames(gate_up=("gate_up_proj",))
+            ),
         ),
         "Glm4ForCausalLM": Architecture(
             "glm4",
@@ -182,9 +175,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "as GLM, with norms before and after attention and MLP",
             _GLM_DEFAULTS,
             qkv_bias="attention_bias",
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=glm4_traits,
+            traits=DecoderTraits(
+                is_rope_interleaved=True,
+                has_output_norms=True,
+                names=TensorNames(
+                    gate_up=("gate_up_proj",),
+                    attention_output_norm="post_self_attn_layernorm",
+                    mlp_output_norm="post_mlp_layernorm",
+                ),
+            ),
         ),
         "GemmaForCausalLM": Architecture(
             "gemma",
@@ -252,7 +252,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             output_bias="use_bias",
             mlp_bias="use_bias",
             windows=one_window,
-            traits=starcoder2_traits,
+            traits=DecoderTraits(
+                norm=NormKind.LAYER,
+                has_norm_bias=True,
+                has_gate=False,
+                names=TensorNames(gate_up=("c_fc",), down="c_proj"),
+            ),
         ),
         "CohereForCausalLM": Architecture(
             "cohere",
@@ -300,7 +305,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="use_bias",
             output_bias="use_bias",
             mlp_bias="use_bias",
-            traits=ernie_traits,
+            traits=DecoderTraits(is_rope_interleaved=True),
         ),
         "StableLmForCausalLM": Architecture(
             "stablelm",
@@ -310,7 +315,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             {"num_key_value_heads": 32, "partial_rotary_factor": 0.25},
             norm_eps_key="layer_norm_eps",
             qkv_bias="use_qkv_bias",
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction,
             traits=stablelm_traits,
         ),
@@ -323,7 +327,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=periodic_windows_if_any(4, "sliding_window_pattern"),
             ropes=rope_on_windows_if_any,
-            traits=exaone4_traits,
+            traits=DecoderTraits(has_input_norms=False, has_output_norms=True),
         ),
         **DENSE,
         **LLAMA4,

@@ -117,10 +117,10 @@ class Routing:
     """
 
     is_sigmoid: bool
-    num_groups: int
-    num_chosen_groups: int
-    has_bias: bool
-    scale: float
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    has_bias: bool = False
+    scale: float = 1.0
     adds_two_best: bool = True
     is_bias_a_row: bool = False
 

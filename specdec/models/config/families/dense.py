@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.traits import Activation, DecoderTraits, TensorNames
-
-
-def _apertus_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(
-        gate_up=("up_proj",), input_norm="attention_layernorm", mlp_norm="feedforward_layernorm"
-    )
-    return DecoderTraits(has_gate=False, names=names)
-
-
-def _arcee_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(has_gate=False, names=TensorNames(gate_up=("up_proj",)))
-
 
 DENSE: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -44,7 +29,14 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
             output_bias="attention_bias",
             qk_norm=True,
             legacy_activations={Activation.XIELU.value: Activation.XIELU},
-            traits=_apertus_traits,
+            traits=DecoderTraits(
+                has_gate=False,
+                names=TensorNames(
+                    gate_up=("up_proj",),
+                    input_norm="attention_layernorm",
+                    mlp_norm="feedforward_layernorm",
+                ),
+            ),
         ),
         "ArceeForCausalLM": Architecture(
             "arcee",
@@ -55,7 +47,7 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             mlp_bias="mlp_bias",
-            traits=_arcee_traits,
+            traits=DecoderTraits(has_gate=False, names=TensorNames(gate_up=("up_proj",))),
         ),
     }
 )

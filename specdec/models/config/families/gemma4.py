@@ -10,6 +10,7 @@ from typing import Any
 from specdec.config.json_values import count, overlaid, positive_or_none, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.attention.varied_layers import AttentionShape, VariedLayers
+from specdec.models.config.family_traits import read_experts
 from specdec.models.config.layer_patterns import LayerRopes, Windows, periodic_windows
 from specdec.models.config.rope import ProportionalRope, Rope, read_rope
 from specdec.models.config.traits import (
@@ -102,16 +103,7 @@ def _traits(raw: Mapping[str, Any]) -> DecoderTraits:
 def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     if not raw["enable_moe_block"]:
         return None
-    num_experts, per_token = count(raw, "num_experts"), count(raw, "top_k_experts")
-    if per_token > num_experts:
-        raise unsupported("top_k_experts", per_token, f"at most num_experts ({num_experts})")
-    return Experts(
-        num_experts,
-        per_token,
-        normalizes=True,
-        intermediate_size=count(raw, "moe_intermediate_size"),
-        layers=frozenset(range(num_layers)),
-    )
+    return read_experts(raw, "num_experts", range(num_layers), per_token_key="top_k_experts")
 
 
 GEMMA4: Mapping[str, Architecture] = MappingProxyType(

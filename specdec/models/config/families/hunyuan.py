@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, head_dim_of, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.family_traits import read_experts
 from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
 
 _NORMS = ("query_layernorm", "key_layernorm")
@@ -35,34 +37,20 @@ def _canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return overlaid(raw, **{name: None, "rope_parameters": plain})
 
 
-def _dense_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(rotates_before_norms=True, names=TensorNames(qk_norms=_NORMS))
-
-
-def _mixture_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(qk_norms=_NORMS, router="gate.wg", shared="shared_mlp")
-    return DecoderTraits(rotates_before_norms=True, names=names)
-
-
 def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
-    num_experts, size = count(raw, "num_experts"), count(raw, "intermediate_size")
-    per_token = _of_all_layers(raw, "moe_topk")
-    if per_token > num_experts:
-        raise unsupported("moe_topk", per_token, f"at most num_experts ({num_experts})")
+    size = count(raw, "intermediate_size")
     for name, only in (("num_shared_expert", 1), ("moe_intermediate_size", size)):
         if raw.get(name) is not None and _of_all_layers(raw, name) != only:
             raise unsupported(name, raw[name], str(only))
-    layers = frozenset(range(num_layers))
-    return Experts(
-        num_experts,
-        per_token,
-        normalizes=True,
-        intermediate_size=size,
-        layers=layers,
-        shared_size=size,
+    raw = overlaid(raw, moe_topk=_of_all_layers(raw, "moe_topk"))
+    found = read_experts(
+        raw,
+        "num_experts",
+        range(num_layers),
+        per_token_key="moe_topk",
+        size_key="intermediate_size",
     )
+    return replace(found, shared_size=size)
 
 
 def _of_all_layers(raw: Mapping[str, Any], name: str) -> int:
@@ -87,7 +75,7 @@ HUNYUAN: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm="use_qk_norm",
-            traits=_dense_traits,
+            traits=DecoderTraits(rotates_before_norms=True, names=TensorNames(qk_norms=_NORMS)),
             canonical=_canonical,
         ),
         "HunYuanMoEV1ForCausalLM": Architecture(
@@ -98,7 +86,10 @@ HUNYUAN: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm="use_qk_norm",
-            traits=_mixture_traits,
+            traits=DecoderTraits(
+                rotates_before_norms=True,
+                names=TensorNames(qk_norms=_NORMS, router="gate.wg", shared="shared_mlp"),
+            ),
             experts=_experts,
             canonical=_canonical,
         ),

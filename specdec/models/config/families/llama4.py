@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.family_traits import read_experts
 from specdec.models.config.layer_patterns import layers_with_rope, rope_on_some_layers
 from specdec.models.config.traits import (
     DecoderTraits,
@@ -63,20 +65,11 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
         layers = range(step - 1, num_layers, step)
     if not layers:
         return None
-    num_experts, per_token = count(raw, "num_local_experts"), count(raw, "num_experts_per_tok")
-    if per_token > num_experts:
-        raise unsupported("num_experts_per_tok", per_token, f"at most {num_experts}, the experts")
-    size = count(raw, "moe_intermediate_size")
-    return Experts(
-        num_experts,
-        per_token,
-        normalizes=False,
-        intermediate_size=size,
-        layers=frozenset(layers),
-        routing=Routing(
-            is_sigmoid=True, num_groups=1, num_chosen_groups=1, has_bias=False, scale=1.0
-        ),
-        shared_size=size,
+    found = read_experts(raw, "num_local_experts", layers, normalizes=False)
+    return replace(
+        found,
+        routing=Routing(is_sigmoid=True),
+        shared_size=found.intermediate_size,
         scales_inputs=True,
     )
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import (
+    MIXTRAL_NAMES,
     deepseek_latent,
     deepseek_traits,
     deepseek_v2_experts,
@@ -14,22 +15,18 @@ from specdec.models.config.family_traits import (
     gpt_oss_experts,
     gpt_oss_traits,
     minimax_m2_experts,
-    minimax_m2_traits,
     mixtral_experts,
-    mixtral_traits,
     olmoe_experts,
-    olmoe_traits,
     qwen3_moe_experts,
 )
 from specdec.models.config.layer_patterns import (
     last_layers_windows,
     one_window,
-    partial_rope,
     periodic_windows,
     window_if_used,
 )
 from specdec.models.config.rope import rotary_fraction, rotary_fraction_of_dim
-from specdec.models.config.traits import Activation
+from specdec.models.config.traits import Activation, DecoderTraits, QkNorm
 
 _DEEPSEEK_DEFAULTS = {
     "kv_lora_rank": 512,
@@ -59,7 +56,7 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
                 "rope_theta": 1_000_000.0,
             },
             windows=one_window,
-            traits=mixtral_traits,
+            traits=DecoderTraits(names=MIXTRAL_NAMES),
             experts=mixtral_experts,
         ),
         "Qwen3MoeForCausalLM": Architecture(
@@ -127,7 +124,6 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             qkv_bias="attention_bias",
             qk_norm="use_qk_norm",
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction,
             experts=deepseek_v3_experts,
         ),
@@ -167,9 +163,8 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
                 "num_experts_per_tok": 8,
             },
             qk_norm=True,
-            ropes=partial_rope,
             rotary_fraction=rotary_fraction_of_dim,
-            traits=minimax_m2_traits,
+            traits=DecoderTraits(qk_norm=QkNorm.ALL_HEADS, names=MIXTRAL_NAMES),
             experts=minimax_m2_experts,
         ),
         "OlmoeForCausalLM": Architecture(
@@ -180,7 +175,7 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm=True,
-            traits=olmoe_traits,
+            traits=DecoderTraits(qk_norm=QkNorm.ALL_HEADS),
             experts=olmoe_experts,
         ),
         "GptOssForCausalLM": Architecture(

@@ -11,10 +11,10 @@ from typing import Any
 from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.family_traits import (
-    ernie_traits,
+    gated_shared_experts,
     granite_traits,
     mixtral_experts,
-    qwen3_moe_experts,
+    read_experts,
 )
 from specdec.models.config.layer_patterns import (
     Windows,
@@ -36,48 +36,24 @@ def _qwen2_moe_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     return tuple(window if index % 2 == 0 and index < last else None for index in range(num_layers))
 
 
-def _qwen2_moe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(names=TensorNames(shared="shared_expert"))
-
-
-def _qwen2_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
-    found = qwen3_moe_experts(raw, num_layers)
-    if found is None or not found.layers:
-        return None
-    size = count(raw, "shared_expert_intermediate_size")
-    return replace(found, shared_size=size, has_shared_gate=True)
-
-
 def _ernie_moe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     if raw.get("use_bias"):
         raise unsupported("use_bias", raw["use_bias"], "false: the output head would have one")
     names = TensorNames(choice_bias="moe_statics.e_score_correction_bias")
-    return replace(ernie_traits(raw), names=names)
+    return DecoderTraits(is_rope_interleaved=True, names=names)
 
 
-def _ernie_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
-    num_experts, size = count(raw, "moe_num_experts"), count(raw, "moe_intermediate_size")
+def _ernie_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     every, first, last = (
         raw[f"moe_layer_{name}"] for name in ("interval", "start_index", "end_index")
     )
     stop = num_layers if last == -1 else min(last + 1, num_layers)
-    layers = frozenset(index for index in range(first, stop) if (index + 1) % every == 0)
-    return Experts(
-        num_experts,
-        _per_token(raw, "moe_k", num_experts),
-        normalizes=True,
-        intermediate_size=size,
-        layers=layers,
-        routing=Routing(
-            is_sigmoid=False,
-            num_groups=1,
-            num_chosen_groups=1,
-            has_bias=True,
-            scale=1.0,
-            is_bias_a_row=True,
-        ),
-        shared_size=size * raw["moe_num_shared_experts"],
+    layers = (index for index in range(first, stop) if (index + 1) % every == 0)
+    found = read_experts(raw, "moe_num_experts", layers, per_token_key="moe_k")
+    return replace(
+        found,
+        routing=Routing(is_sigmoid=False, has_bias=True, is_bias_a_row=True),
+        shared_size=found.intermediate_size * raw["moe_num_shared_experts"],
     )
 
 
@@ -100,26 +76,10 @@ def _afmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 
 def _afmoe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
-    num_experts, size = count(raw, "num_experts"), count(raw, "moe_intermediate_size")
-    scale = positive(raw, "route_scale")
-    return Experts(
-        num_experts,
-        _per_token(raw, "num_experts_per_tok", num_experts),
-        normalizes=True,
-        intermediate_size=size,
-        layers=frozenset(range(raw["num_dense_layers"], num_layers)),
-        routing=Routing(
-            is_sigmoid=True, num_groups=1, num_chosen_groups=1, has_bias=True, scale=scale
-        ),
-        shared_size=size * count(raw, "num_shared_experts"),
-    )
-
-
-def _per_token(raw: Mapping[str, Any], name: str, num_experts: int) -> int:
-    found = count(raw, name)
-    if found > num_experts:
-        raise unsupported(name, found, f"at most the number of experts ({num_experts})")
-    return found
+    found = read_experts(raw, "num_experts", range(raw["num_dense_layers"], num_layers))
+    routing = Routing(is_sigmoid=True, has_bias=True, scale=positive(raw, "route_scale"))
+    shared_size = found.intermediate_size * count(raw, "num_shared_experts")
+    return replace(found, routing=routing, shared_size=shared_size)
 
 
 OTHER_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -142,8 +102,8 @@ OTHER_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             qkv_bias="qkv_bias",
             windows=_qwen2_moe_windows,
-            traits=_qwen2_moe_traits,
-            experts=_qwen2_moe_experts,
+            traits=DecoderTraits(names=TensorNames(shared="shared_expert")),
+            experts=gated_shared_experts,
         ),
         "Ernie4_5_MoeForCausalLM": Architecture(
             "ernie4_5_moe",

@@ -43,12 +43,11 @@ def sparse_layers(raw: Mapping[str, Any], num_layers: int) -> frozenset[int]:
 
 def experts_by_type(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     """Return the experts of DeepSeek-V3 in the layers of `sparse_layers`."""
-    found = deepseek_v3_experts(raw, num_layers)
-    layers = sparse_layers(raw, num_layers)
-    return replace(found, layers=layers) if found is not None and layers else None
+    found, layers = deepseek_v3_experts(raw, num_layers), sparse_layers(raw, num_layers)
+    return replace(found, layers=layers) if layers else None
 
 
-def _experts_of_all_layers(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+def _experts_of_all_layers(raw: Mapping[str, Any], num_layers: int) -> Experts:
     return deepseek_v3_experts(overlaid(raw, first_k_dense_replace=0), num_layers)
 
 
@@ -59,11 +58,6 @@ def _exaone_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if (first := raw.get("first_last_k_dense_replace")) is not None:
         found["first_k_dense_replace"] = first
     return overlaid(raw, **found)
-
-
-def _exaone_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(names=TensorNames(choice_bias="e_score_correction_bias"))
 
 
 _DEFAULTS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "first_k_dense_replace": 1}
@@ -108,7 +102,7 @@ SIGMOID_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=periodic_windows_if_any(4, "sliding_window_pattern"),
             ropes=rope_on_windows_if_any,
-            traits=_exaone_traits,
+            traits=DecoderTraits(names=TensorNames(choice_bias="e_score_correction_bias")),
             experts=experts_by_type,
             canonical=_exaone_canonical,
         ),

@@ -17,6 +17,20 @@ from specdec.models.config.hybrids.layer_types import (
 from specdec.models.config.recurrent import Recurrent, ShortConvolution
 from specdec.models.config.traits import DecoderTraits, TensorNames
 
+_TRAITS = DecoderTraits(
+    names=TensorNames(
+        input_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        final_norm="model.embedding_norm",
+        attention_output="out_proj",
+        qk_norms=("q_layernorm", "k_layernorm"),
+        choice_bias="expert_bias",
+        mlp="feed_forward",
+        gate_up=("w1", "w3"),
+        down="w2",
+    )
+)
+
 
 def _lfm2_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of LFM2 under the names, and with the meaning, of other families."""
@@ -40,22 +54,6 @@ def _lfm2_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if raw.get(name) not in (None, hidden):
             raise unsupported(name, raw[name], f"hidden_size ({hidden})")
     return overlaid(raw, tie_word_embeddings=raw.get("tie_embedding", raw["tie_word_embeddings"]))
-
-
-def _lfm2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(
-        input_norm="operator_norm",
-        mlp_norm="ffn_norm",
-        final_norm="model.embedding_norm",
-        attention_output="out_proj",
-        qk_norms=("q_layernorm", "k_layernorm"),
-        choice_bias="expert_bias",
-        mlp="feed_forward",
-        gate_up=("w1", "w3"),
-        down="w2",
-    )
-    return DecoderTraits(names=names)
 
 
 def _lfm2_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent | None:
@@ -92,7 +90,7 @@ LFM2 = Architecture(
     },
     norm_eps_key="norm_eps",
     qk_norm=True,
-    traits=_lfm2_traits,
+    traits=_TRAITS,
     recurrent=_lfm2_recurrent,
     canonical=_lfm2_canonical,
 )
@@ -118,7 +116,7 @@ LFM2_MOE = Architecture(
     },
     norm_eps_key="norm_eps",
     qk_norm=True,
-    traits=_lfm2_traits,
+    traits=_TRAITS,
     experts=lfm2_moe_experts,
     recurrent=_lfm2_recurrent,
     canonical=_lfm2_moe_canonical,

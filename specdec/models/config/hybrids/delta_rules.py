@@ -8,17 +8,17 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import olmo2_traits, qwen3_moe_experts
+from specdec.models.config.family_traits import OLMO2, gated_shared_experts
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,
     recurrent_layers,
     require_window,
 )
-from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
+from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope
 from specdec.models.config.recurrent import GatedDelta, Recurrent
 from specdec.models.config.rope import rotary_fraction
-from specdec.models.config.traits import LLAMA, DecoderTraits, Experts, TensorNames
+from specdec.models.config.traits import LLAMA, DecoderTraits, TensorNames
 
 _OLMO_NORM_EPS = 1e-5
 """Epsilon of the norm of a recurrent layer's outputs, whatever config.json has for other norms."""
@@ -36,6 +36,10 @@ _DELTA_DEFAULTS = {
     "linear_num_value_heads": 32,
     "full_attention_interval": 4,
 }
+
+_QWEN3_NEXT_TRAITS = DecoderTraits(
+    adds_one_to_norms=True, has_attention_gate=True, names=TensorNames(shared="shared_expert")
+)
 
 
 def _qwen3_5_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,20 +63,6 @@ def _qwen3_5_moe_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         mlp_only_layers=[],
         norm_topk_prob=True,
     )
-
-
-def _qwen3_next_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(shared="shared_expert")
-    return DecoderTraits(adds_one_to_norms=True, has_attention_gate=True, names=names)
-
-
-def _qwen3_next_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
-    found = qwen3_moe_experts(raw, num_layers)
-    if found is None or not found.layers:
-        return None
-    size = count(raw, "shared_expert_intermediate_size")
-    return replace(found, shared_size=size, has_shared_gate=True)
 
 
 def _delta(*, is_grouped: bool) -> RecurrentRule:
@@ -158,10 +148,9 @@ QWEN3_NEXT = Architecture(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     qk_norm=True,
-    ropes=partial_rope,
     rotary_fraction=rotary_fraction,
-    traits=_qwen3_next_traits,
-    experts=_qwen3_next_experts,
+    traits=_QWEN3_NEXT_TRAITS,
+    experts=gated_shared_experts,
     recurrent=_delta(is_grouped=True),
 )
 
@@ -173,9 +162,8 @@ QWEN3_5 = Architecture(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     qk_norm=True,
-    ropes=partial_rope,
     rotary_fraction=rotary_fraction,
-    traits=_qwen3_next_traits,
+    traits=_QWEN3_NEXT_TRAITS,
     recurrent=_delta(is_grouped=False),
     canonical=_qwen3_5_canonical,
 )
@@ -196,10 +184,9 @@ QWEN3_5_MOE = Architecture(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     qk_norm=True,
-    ropes=partial_rope,
     rotary_fraction=rotary_fraction,
-    traits=_qwen3_next_traits,
-    experts=_qwen3_next_experts,
+    traits=_QWEN3_NEXT_TRAITS,
+    experts=gated_shared_experts,
     recurrent=_delta(is_grouped=False),
     canonical=_qwen3_5_moe_canonical,
 )
@@ -220,7 +207,7 @@ OLMO_HYBRID = Architecture(
     output_bias="attention_bias",
     qk_norm=True,
     ropes=_olmo_hybrid_ropes,
-    traits=olmo2_traits,
+    traits=OLMO2,
     recurrent=_olmo_hybrid_recurrent,
     canonical=_olmo_hybrid_canonical,
 )

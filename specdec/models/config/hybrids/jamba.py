@@ -20,17 +20,6 @@ from specdec.models.config.recurrent import Recurrent, SelectiveScan
 from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
 
 
-def _traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(
-        mlp="feed_forward",
-        mlp_norm="pre_ff_layernorm",
-        final_norm="model.final_layernorm",
-        router="router",
-    )
-    return DecoderTraits(names=names)
-
-
 def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     if raw["num_experts"] == 1:
         return None
@@ -87,7 +76,14 @@ JAMBA = Architecture(
         "mamba_proj_bias": False,
     },
     ropes=no_ropes,
-    traits=_traits,
+    traits=DecoderTraits(
+        names=TensorNames(
+            mlp="feed_forward",
+            mlp_norm="pre_ff_layernorm",
+            final_norm="model.final_layernorm",
+            router="router",
+        )
+    ),
     experts=_experts,
     recurrent=_recurrent,
 )

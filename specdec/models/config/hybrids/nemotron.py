@@ -60,18 +60,6 @@ def _layer_types(raw: Mapping[str, Any]) -> list[str]:
     raise unsupported(key, given, f"of {', '.join(allowed)}, with both first ones")
 
 
-def _traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(
-        attention="mixer",
-        mlp="mixer",
-        gate_up=("up_proj",),
-        input_norm="norm",
-        final_norm="model.norm_f",
-    )
-    return DecoderTraits(has_one_block=True, has_gate=False, names=names)
-
-
 def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     layers = _of_types(raw, _MIXTURE)
     if not layers:
@@ -79,7 +67,6 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     found = deepseek_v3_experts(overlaid(raw, first_k_dense_replace=0), num_layers)
     size = None if raw["moe_latent_size"] is None else count(raw, "moe_latent_size")
     shared_size = count(raw, "moe_shared_expert_intermediate_size")
-    assert found is not None, "such experts always exist"
     return replace(found, layers=layers, shared_size=shared_size, latent_size=size)
 
 
@@ -129,7 +116,17 @@ NEMOTRON_H = Architecture(
     legacy_activations={"relu2": Activation.RELU2},
     mlp_bias="mlp_bias",
     ropes=no_ropes,
-    traits=_traits,
+    traits=DecoderTraits(
+        has_one_block=True,
+        has_gate=False,
+        names=TensorNames(
+            attention="mixer",
+            mlp="mixer",
+            gate_up=("up_proj",),
+            input_norm="norm",
+            final_norm="model.norm_f",
+        ),
+    ),
     experts=_experts,
     recurrent=_recurrent,
     canonical=_canonical,

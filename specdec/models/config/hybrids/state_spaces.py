@@ -17,7 +17,7 @@ from specdec.models.config.hybrids.layer_types import (
     recurrent_layers,
     require_window,
 )
-from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope, partial_rope
+from specdec.models.config.layer_patterns import LayerRopes, Windows, one_rope
 from specdec.models.config.recurrent import Recurrent, StateSpace
 from specdec.models.config.rope import rotary_fraction
 from specdec.models.config.traits import (
@@ -126,11 +126,6 @@ def _bamba_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return raw
 
 
-def _bamba_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(names=_BAMBA_NAMES)
-
-
 def _bamba_recurrent(raw: Mapping[str, Any], num_layers: int) -> Recurrent:
     kind = state_space(raw, count(raw, "mamba_expand") * count(raw, "hidden_size"))
     attending = raw.get("attn_layer_indices") or []
@@ -234,9 +229,8 @@ BAMBA = Architecture(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     mlp_bias="mlp_bias",
-    ropes=partial_rope,
     rotary_fraction=rotary_fraction,
-    traits=_bamba_traits,
+    traits=DecoderTraits(names=_BAMBA_NAMES),
     recurrent=_bamba_recurrent,
     canonical=_bamba_canonical,
 )
