@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,26 +204,11 @@ def read_mlp(
     """Read the feed-forward network of a layer. prefix: of the layer's tensors."""
     names = config.traits.names
     if has_experts:
-        return _mixture(config, reader, names.mixture_prefix(prefix), group)
+        assert config.experts is not None, "the model has no experts"
+        kind = SparseMLP if config.experts.latent_size is None else LatentSparseMLP
+        return kind(config, reader, names.mixture_prefix(prefix), group)
     is_plain = config.traits.gate_scale == config.traits.mlp_scale == 1.0
     return (MLP if is_plain else ScaledMLP)(config, reader, f"{prefix}.{names.mlp}", group)
-
-
-def _mixture(
-    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
-) -> SparseMLP:
-    experts = config.experts
-    assert experts is not None
-
-    def expert(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
-        return MLP(config, reader, name, sharing, expert_size=size, is_routed=True)
-
-    def shared(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
-        return MLP(config, reader, name, sharing, expert_size=size)
-
-    names = config.traits.names
-    kind = SparseMLP if experts.latent_size is None else LatentSparseMLP
-    return kind(experts, config.hidden_size, reader, prefix, names, group, expert, shared)
 
 
 def layer_attention(
@@ -262,25 +248,15 @@ def read_attention(
     prefix: str,
     heads: HeadShard,
     group: TensorParallelGroup,
+    *,
+    has_indexer: bool = False,
 ) -> Attention | LatentAttention:
     """Read the attention of a layer. prefix: of the layer's tensors."""
     name = f"{prefix}.{config.traits.names.attention}"
     if config.latent is not None:
-        return LatentAttention(config, reader, name, heads, group)
+        return LatentAttention(config, reader, name, heads, group, has_indexer=has_indexer)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
     return kind(config, reader, name, heads, group)
-
-
-def _read_indexed(
-    config: ModelConfig,
-    reader: CheckpointReader,
-    prefix: str,
-    heads: HeadShard,
-    group: TensorParallelGroup,
-) -> LatentAttention:
-    """Read attention with an indexer."""
-    name = f"{prefix}.{config.traits.names.attention}"
-    return LatentAttention(config, reader, name, heads, group, has_indexer=True)
 
 
 def _read_recurrent(
@@ -328,8 +304,7 @@ class DecoderLayer(nn.Module):
 
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        of_tokens = _read_indexed if has_indexer else read_attention
-        read = _read_recurrent if is_recurrent else of_tokens
+        read = _read_recurrent if is_recurrent else partial(read_attention, has_indexer=has_indexer)
         self.attention = read(config, reader, prefix, heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms

@@ -112,15 +112,16 @@ class VariedAttention(nn.Module):
 class ScaledMixture(SparseMLP):
     """A mixture whose router reads other values than the experts, and has a factor for each one."""
 
-    def read_factors(
-        self, reader: CheckpointReader, prefix: str, hidden_size: int, eps: float
+    def __init__(
+        self, config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
     ) -> None:
-        """Read what a token is multiplied by for the router, and the factors of experts."""
-        self.norm = RMSNorm(reader, None, hidden_size, eps)
-        scale = reader.read(f"{prefix}.scale", (hidden_size,))
-        self.scale = scale * hidden_size**-0.5
-        count = self.config.count
-        self.factors = reader.read(f"{prefix}.per_expert_scale", (count,), dtype=torch.float32)
+        """See SparseMLP; read what tokens are multiplied by for the router, and the factors."""
+        super().__init__(config, reader, prefix, group)
+        hidden_size, router = config.hidden_size, f"{prefix}.router"
+        self.norm = RMSNorm(reader, None, hidden_size, config.rms_norm_eps)
+        self.scale = reader.read(f"{router}.scale", (hidden_size,)) * hidden_size**-0.5
+        name, shape = f"{router}.per_expert_scale", (self.config.count,)
+        self.factors = reader.read(name, shape, dtype=torch.float32)
 
     def mix(self, x: Tensor, routed: Tensor) -> Tensor:
         """Return the results of the experts for x, which are chosen by `routed`; [T, hidden_size].
@@ -158,8 +159,9 @@ class Gemma4Layer(nn.Module):
         self.mlp = MLP(sized, reader, f"{prefix}.mlp", group)
         self.attention_norms = norm("input_layernorm"), norm("post_attention_layernorm")
         self.mlp_norms = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
-        self.mixture = None if config.experts is None else _mixture(config, reader, prefix, group)
-        if self.mixture is not None:
+        self.mixture: ScaledMixture | None = None
+        if config.experts is not None:
+            self.mixture = ScaledMixture(config, reader, prefix, group)
             self.expert_norm = norm("pre_feedforward_layernorm_2")
             self.half_norms = [norm(f"post_feedforward_layernorm_{part}") for part in (1, 2)]
         self.gate: ColumnParallelLinear | None = None
@@ -185,19 +187,3 @@ class Gemma4Layer(nn.Module):
             gated = F.gelu(self.gate(x), approximate="tanh") * run.inputs
             x = x + self.input_norm(self.projection(gated))
         return x * self.scale
-
-
-def _mixture(
-    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
-) -> ScaledMixture:
-    assert config.experts is not None
-
-    def expert(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
-        return MLP(config, reader, name, sharing, expert_size=size, is_routed=True)
-
-    names = config.traits.names
-    found = ScaledMixture(
-        config.experts, config.hidden_size, reader, prefix, names, group, expert, expert
-    )
-    found.read_factors(reader, f"{prefix}.router", config.hidden_size, config.rms_norm_eps)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,9 +10,11 @@ from torch import Tensor, nn
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.reference.experts import Routes, RoutingRule, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.traits import Experts, TensorNames
+from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.traits import Experts
 from specdec.models.layers.expert_stack import stack_experts
 from specdec.models.layers.linear import ColumnParallelLinear, WeightPart
+from specdec.models.layers.mlp import MLP
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
@@ -30,42 +31,34 @@ class SparseMLP(nn.Module):
     """
 
     def __init__(
-        self,
-        config: Experts,
-        hidden_size: int,
-        reader: CheckpointReader,
-        prefix: str,
-        names: TensorNames,
-        group: TensorParallelGroup,
-        read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
-        read_shared: Callable[[str, int, TensorParallelGroup], nn.Module],
+        self, config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
     ) -> None:
-        """prefix: of the tensors. names: of those of the router, after it.
-
-        read_expert, read_shared: read the share of a rank of a group of the expert with a name and
-        a number of hidden units, which some or all tokens have; its results are those of this rank.
-        """
+        """prefix: of the tensors; see `TensorNames.mixture_prefix`."""
         super().__init__()
-        self.config, self.group, self.backend = config, group, reader.backend
+        experts, names, hidden_size = config.experts, config.traits.names, config.hidden_size
+        assert experts is not None, "the model has no experts"
+        self.config, self.group, self.backend = experts, group, reader.backend
         exact = replace(reader, quantization=None)
-        name, count = f"{prefix}.{names.router}", config.count
-        rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
+        name, count = f"{prefix}.{names.router}", experts.count
+        rows = WeightPart(name, count, range(count), has_bias=experts.has_bias)
         self.router = ColumnParallelLinear(exact, hidden_size, [rows])
         reader.num_elements_read = exact.num_elements_read
-        self.choice_bias = _read_choice_bias(config, reader, f"{prefix}.{names.choice_bias}")
-        self.rule = _rule(config)
+        self.choice_bias = _read_choice_bias(experts, reader, f"{prefix}.{names.choice_bias}")
+        self.rule = _rule(experts)
         self.shared: nn.Module | None = None
-        if config.shared_size:
-            self.shared = read_shared(f"{prefix}.{names.shared}", config.shared_size, group)
-            if config.has_shared_gate:
+        if size := experts.shared_size:
+            self.shared = MLP(config, reader, f"{prefix}.{names.shared}", group, size)
+            if experts.has_shared_gate:
                 gate = reader.read(f"{prefix}.{names.shared_gate}.weight", (1, hidden_size))
                 self.shared = GatedExpert(self.shared, gate)
-        self.own = config.shard(group.rank, group.size).experts
-        sharing = TensorParallelGroup() if config.is_divided_by_expert else group
-        own = (f"{prefix}.{names.experts}.{index}" for index in self.own)
-        size = config.intermediate_size
-        self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in own)
-        can_stack = reader.backend.is_triton and not config.scales_inputs
+        self.own = experts.shard(group.rank, group.size).experts
+        sharing = TensorParallelGroup() if experts.is_divided_by_expert else group
+        own, size = f"{prefix}.{names.experts}", experts.intermediate_size
+        self.experts = nn.ModuleList(
+            MLP(config, reader, f"{own}.{index}", sharing, size, is_routed=True)
+            for index in self.own
+        )
+        can_stack = reader.backend.is_triton and not experts.scales_inputs
         self.stack = stack_experts(list(self.experts)) if can_stack else None
 
     @property
@@ -123,21 +116,11 @@ class LatentSparseMLP(SparseMLP):
     """A mixture whose routed experts read latents, and add latents (Nemotron 3 Super)."""
 
     def __init__(
-        self,
-        config: Experts,
-        hidden_size: int,
-        reader: CheckpointReader,
-        prefix: str,
-        names: TensorNames,
-        group: TensorParallelGroup,
-        read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
-        read_shared: Callable[[str, int, TensorParallelGroup], nn.Module],
+        self, config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
     ) -> None:
         """See SparseMLP; every rank has the projections to latents and back."""
-        super().__init__(
-            config, hidden_size, reader, prefix, names, group, read_expert, read_shared
-        )
-        size = config.latent_size
+        super().__init__(config, reader, prefix, group)
+        names, hidden_size, size = config.traits.names, config.hidden_size, self.config.latent_size
         assert size is not None, "the mixture has no latents"
         to = WeightPart(f"{prefix}.{names.to_latents}", size, range(size))
         back = WeightPart(f"{prefix}.{names.from_latents}", hidden_size, range(hidden_size))
