@@ -22,7 +22,7 @@ from specdec.models.heads.formats.layers import (
     theta_note,
     with_embedding_scale,
 )
-from specdec.models.heads.formats.shape import BaseShape, HeadFormat, OutputHeads, Reading
+from specdec.models.heads.formats.shape import HeadFormat, KvShape, OutputHeads, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -48,7 +48,7 @@ _UNSUPPORTED = {
 
 
 @dataclass(frozen=True)
-class DFlashShape(BaseShape):
+class DFlashShape(KvShape):
     """Sizes and switches of a block drafter.
 
     layers_read: inputs of the projection of the context. block_size: slots of a block, the anchor
@@ -74,10 +74,6 @@ class DFlashShape(BaseShape):
     @property
     def taps(self) -> tuple[int, ...]:
         return self.layers_read.ascending
-
-    @property
-    def feature_size(self) -> int:
-        return self.decoder.hidden_size
 
     @property
     def max_draft_tokens(self) -> int:
@@ -108,13 +104,7 @@ class DFlashShape(BaseShape):
         }
         for index in range(self.decoder.num_layers):
             shapes |= layer_shapes(self.decoder, index)
-        if self.has_embedding:
-            shapes["embed_tokens.weight"] = (self.decoder.vocab_size, hidden)
-        if self.has_lm_head:
-            shapes["lm_head.weight"] = (self.draft_vocab_size, hidden)
-        if self.has_draft_ids:
-            shapes["d2t"] = (self.draft_vocab_size,)
-        return shapes | self._markov_tensors()
+        return shapes | self.vocabulary_tensors() | self._markov_tensors()
 
     def markov_projection(self) -> tuple[int, int] | None:
         """Return the shape of the gated or recurrent correction's projection."""

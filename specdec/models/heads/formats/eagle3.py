@@ -19,7 +19,7 @@ from specdec.models.heads.formats.layers import (
     read_layers,
     theta_note,
 )
-from specdec.models.heads.formats.shape import BaseShape, HeadFormat, OutputHeads, Reading
+from specdec.models.heads.formats.shape import HeadFormat, KvShape, OutputHeads, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, default_taps, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -31,7 +31,7 @@ _UNUSED = re.compile(rf".*rotary_emb\.inv_freq|t2d|d2t|{re.escape(_PARALLEL)}.*|
 
 
 @dataclass(frozen=True)
-class Eagle3Shape(BaseShape):
+class Eagle3Shape(KvShape):
     """Sizes and switches of an EAGLE-3 head.
 
     layers_read: inputs of the projection `fc`; None without it: the feature is the target's final
@@ -66,10 +66,6 @@ class Eagle3Shape(BaseShape):
         return self.layers_read.ascending if self.layers_read else ()
 
     @property
-    def feature_size(self) -> int:
-        return self.decoder.hidden_size
-
-    @property
     def num_inputs(self) -> int:
         """Hidden states of a token that `fc` projects together."""
         return len(self.layers_read.layer_ids) if self.layers_read else 1
@@ -99,13 +95,7 @@ class Eagle3Shape(BaseShape):
             shapes |= layer_shapes(self.decoder, index)
         if self.has_final_norm:
             shapes["norm.weight"] = (hidden,)
-        if self.has_lm_head:
-            shapes["lm_head.weight"] = (self.draft_vocab_size, hidden)
-        if self.has_draft_ids:
-            shapes["d2t"] = (self.draft_vocab_size,)
-        if self.has_embedding:
-            shapes["embed_tokens.weight"] = (self.decoder.vocab_size, hidden)
-        return shapes
+        return shapes | self.vocabulary_tensors()
 
     def _feature_tensors(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}

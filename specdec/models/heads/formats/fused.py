@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.layers import describe_windows, layer_shapes
-from specdec.models.heads.formats.shape import BaseShape
+from specdec.models.heads.formats.shape import KvShape
 from specdec.models.heads.formats.source import Shape
 
 
 @dataclass(frozen=True)
-class FusedShape(BaseShape):
+class FusedShape(KvShape):
     """Sizes and switches of such a head.
 
     decoder: its layers. has_bias: of the projection. normalizes_inputs: of the projection.
@@ -41,10 +41,6 @@ class FusedShape(BaseShape):
     max_draft_tokens: int | None = None
     has_draft_ids: bool = False
 
-    @property
-    def feature_size(self) -> int:
-        return self.decoder.hidden_size
-
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""
         hidden = self.decoder.hidden_size
@@ -58,10 +54,7 @@ class FusedShape(BaseShape):
             shapes |= layer_shapes(self.decoder, index, has_input_norm=has_norm)
         if self.has_final_norm:
             shapes["norm.weight"] = (hidden,)
-        for name, is_own in (("embed_tokens", self.has_embedding), ("lm_head", self.has_lm_head)):
-            if is_own:
-                shapes[f"{name}.weight"] = (self.draft_vocab_size, hidden)
-        return shapes
+        return shapes | self.vocabulary_tensors()
 
     def summary(self) -> str:
         """See HeadShape."""

@@ -94,6 +94,33 @@ class BaseShape:
         return 0
 
 
+class KvShape(BaseShape):
+    """Base of the shapes of heads with attention, which are dataclasses with these fields.
+
+    has_embedding, has_lm_head: instead of the target's. has_draft_ids: of a smaller vocabulary.
+    """
+
+    decoder: ModelConfig
+    draft_vocab_size: int
+    has_embedding: bool
+    has_lm_head: bool
+    has_draft_ids: bool
+
+    @property
+    def feature_size(self) -> int:
+        return self.decoder.hidden_size
+
+    def vocabulary_tensors(self) -> dict[str, Shape]:
+        """Return the shapes of the tensors that have an entry for each token."""
+        hidden = self.decoder.hidden_size
+        shapes: dict[str, tuple[bool, Shape]] = {
+            "embed_tokens.weight": (self.has_embedding, (self.decoder.vocab_size, hidden)),
+            "lm_head.weight": (self.has_lm_head, (self.draft_vocab_size, hidden)),
+            "d2t": (self.has_draft_ids, (self.draft_vocab_size,)),
+        }
+        return {name: shape for name, (exists, shape) in shapes.items() if exists}
+
+
 @dataclass(frozen=True)
 class StatelessShape(BaseShape):
     """Base of the shapes of heads without attention, which read the target's last hidden state.

@@ -26,17 +26,11 @@ from specdec.kernels.reference.forward_batch import (
     on_device,
 )
 from specdec.models.heads.formats.dflash import DFlashShape
-from specdec.models.heads.networks.adapted import AdaptedNetwork
 from specdec.models.heads.networks.base import FIRST_SLOT, DeviceDrafts, HeadCapabilities
-from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
+from specdec.models.heads.networks.layers import KvHead, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank, concatenated
-from specdec.models.heads.networks.vocabulary import (
-    read_embedding,
-    read_lm_head,
-    read_target_ids,
-)
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer
 from specdec.models.layers.linear import embedding_scale
 from specdec.models.layers.norm import RMSNorm
@@ -86,30 +80,17 @@ class _Context:
     masks: dict[_Visibility, Tensor | None]
 
 
-class DFlashHead(AdaptedNetwork):
+class DFlashHead(KvHead):
     """One rank of a DFlash or DSpark head, a DeviceBlockHead."""
 
     capabilities = HeadCapabilities(on_device=DeviceDrafts.BLOCKS)
 
     def __init__(self, shape: DFlashShape, reader: CheckpointReader, target: TargetRank) -> None:
-        super().__init__()
+        super().__init__(shape, reader, target)
         decoder, group = shape.decoder, target.group
         hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
         self.shape, self.block_size = shape, target.block_size
-        self.taps, self.feature_size = shape.taps, shape.feature_size
-        self.output_size = hidden
-        self.num_kv_layers = decoder.num_layers
-        self.max_draft_tokens: int | None = shape.max_draft_tokens
-        self.vocab_size = shape.draft_vocab_size
-        self.vocab_slice = group.share_of(shape.draft_vocab_size)
-        self.target_ids = read_target_ids(
-            reader, target.config.vocab_size, is_reduced=shape.has_draft_ids
-        )
-        self.attention = HeadAttention(decoder, target)
-        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
         self._embedding_scale = embedding_scale(decoder.traits, target.dtype)
-        head_shape = (shape.draft_vocab_size, hidden)
-        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
         width = len(shape.layers_read.layer_ids) * hidden
         self.fc = SharedInputLinear(reader, "fc", (hidden, width), group)
         self.feature_norm = RMSNorm(reader, "hidden_norm.weight", hidden, eps)
@@ -128,17 +109,9 @@ class DFlashHead(AdaptedNetwork):
         self.kv_of_queries = torch.tensor(kv_of_queries, device=target.device)
 
     @property
-    def device(self) -> torch.device:
-        return self.attention.device
-
-    @property
     def adapted_parts(self) -> nn.Module:
         """See AdaptedNetwork: all but the Markov head, whose kernels take none."""
         return nn.ModuleList([self.fc, self.layers])
-
-    def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See DraftHead."""
-        return self.attention.new_kv_cache(num_slots)
 
     @torch.inference_mode()
     def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:

@@ -9,15 +9,10 @@ from torch import Tensor, nn
 
 from specdec.kernels.reference.forward_batch import AdapterRun
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
-from specdec.models.heads.networks.layers import HeadAttention, LayerPass, decoder_layer
+from specdec.models.heads.networks.layers import LayerPass, decoder_layer
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.recurrent import RecurrentHead
 from specdec.models.heads.networks.target import TargetRank, concatenated
-from specdec.models.heads.networks.vocabulary import (
-    read_embedding,
-    read_lm_head,
-    read_target_ids,
-)
 from specdec.models.layers.decoder_layer import Attention
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
@@ -108,26 +103,13 @@ class Eagle3Head(RecurrentHead):
     """One rank of an EAGLE-3 head."""
 
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
-        super().__init__()
+        super().__init__(shape, reader, target)
         decoder = shape.decoder
-        hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
-        self.taps, self.feature_size = shape.taps, shape.feature_size
-        self.vocab_size = shape.draft_vocab_size
-        self.vocab_slice = target.group.share_of(shape.draft_vocab_size)
-        self.target_ids = read_target_ids(
-            reader, target.config.vocab_size, is_reduced=shape.has_draft_ids
-        )
-        self.attention, self.num_kv_layers = HeadAttention(decoder, target), decoder.num_layers
-        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
-        head_shape = (shape.draft_vocab_size, hidden)
-        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
         self.projection = FeatureProjection(shape, reader, target)
         self.first_layer = FirstLayer(shape, reader, target)
         self.layers = nn.ModuleList(
             decoder_layer(decoder, reader, index, target) for index in range(1, decoder.num_layers)
         )
-        self.norm = RMSNorm(reader, "norm.weight", hidden, eps) if shape.has_final_norm else None
-        self.recycles_norm = shape.recycles_norm
 
     @torch.inference_mode()
     def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:

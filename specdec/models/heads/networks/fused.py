@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.networks.layers import (
-    HeadAttention,
     LayerPass,
     UnnormalizedLayer,
     decoder_layer,
@@ -15,7 +14,6 @@ from specdec.models.heads.networks.layers import (
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.recurrent import RecurrentHead
 from specdec.models.heads.networks.target import TargetRank
-from specdec.models.heads.networks.vocabulary import read_embedding, read_lm_head
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.weights.checkpoint import CheckpointReader
 
@@ -24,16 +22,8 @@ class FusedHead(RecurrentHead):
     """One rank of a head of FusedShape."""
 
     def __init__(self, shape: FusedShape, reader: CheckpointReader, target: TargetRank) -> None:
-        super().__init__()
-        decoder, group = shape.decoder, target.group
-        hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
-        self.taps, self.feature_size = shape.taps, shape.feature_size
-        self.vocab_size, self.target_ids = shape.draft_vocab_size, None
-        self.vocab_slice = group.share_of(shape.draft_vocab_size)
-        self.attention, self.num_kv_layers = HeadAttention(decoder, target), decoder.num_layers
-        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
-        head_shape = (shape.draft_vocab_size, hidden)
-        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
+        super().__init__(shape, reader, target)
+        hidden, eps = shape.decoder.hidden_size, shape.decoder.rms_norm_eps
         self.is_feature_first = shape.is_feature_first
         self.token_norm: nn.Module = nn.Identity()
         self.feature_norm: nn.Module = nn.Identity()
@@ -41,11 +31,9 @@ class FusedHead(RecurrentHead):
             self.token_norm = RMSNorm(reader, "token_norm.weight", hidden, eps)
             self.feature_norm = RMSNorm(reader, "feature_norm.weight", hidden, eps)
         self.fc = SharedInputLinear(
-            reader, "fc", (hidden, 2 * hidden), group, has_bias=shape.has_bias
+            reader, "fc", (hidden, 2 * hidden), target.group, has_bias=shape.has_bias
         )
         self.layers = nn.ModuleList(_layers(shape, reader, target))
-        self.norm = RMSNorm(reader, "norm.weight", hidden, eps) if shape.has_final_norm else None
-        self.recycles_norm = shape.recycles_norm
 
     def run(
         self, embedded: Tensor, features: Tensor, layer_pass: LayerPass, kv_cache: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,19 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import ForwardBatch, on_device
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, on_device
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.heads.formats.dflash import DFlashShape
+from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.formats.fused import FusedShape
+from specdec.models.heads.networks.adapted import AdaptedNetwork
 from specdec.models.heads.networks.base import FIRST_SLOT
 from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.vocabulary import (
+    read_embedding,
+    read_lm_head,
+    read_target_ids,
+)
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
@@ -78,6 +87,50 @@ class HeadAttention:
             plan = run.plans[self.windows[index]]
             x = layer(x, run.rotation, kv_cache[index], run.attention, plan)
         return x
+
+
+class KvHead(AdaptedNetwork):
+    """The parts of a head with attention that do not depend on how it drafts; see DraftHead."""
+
+    reads_drafts: bool
+
+    def __init__(
+        self,
+        shape: FusedShape | Eagle3Shape | DFlashShape,
+        reader: CheckpointReader,
+        target: TargetRank,
+    ) -> None:
+        super().__init__()
+        decoder, num_tokens = shape.decoder, shape.draft_vocab_size
+        hidden = decoder.hidden_size
+        self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.num_kv_layers, self.max_draft_tokens = decoder.num_layers, shape.max_draft_tokens
+        self.vocab_size, self.vocab_slice = num_tokens, target.group.share_of(num_tokens)
+        self.target_ids = read_target_ids(
+            reader, target.config.vocab_size, is_reduced=shape.has_draft_ids
+        )
+        self.attention = HeadAttention(decoder, target)
+        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
+        head_shape = (num_tokens, hidden)
+        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
+
+    @property
+    def device(self) -> torch.device:
+        return self.attention.device
+
+    @property
+    def output_size(self) -> int:
+        """See DeviceKvHead."""
+        return self.feature_size
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See DraftHead."""
+        return self.attention.new_kv_cache(num_slots)
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """Return the final hidden states: heads that read other layers override this."""
+        del runs
+        return states.to(self.attention.dtype)
 
 
 class UnnormalizedLayer(nn.Module):

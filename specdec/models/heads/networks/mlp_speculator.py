@@ -6,16 +6,13 @@ state <- GELU(LN(W state + c e(token))), from the target's hidden state; c keeps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, on_device
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
-from specdec.models.heads.networks.adapted import AdaptedNetwork, RowState
-from specdec.models.heads.networks.base import DeviceDrafts, HeadCapabilities
+from specdec.models.heads.networks.adapted import RowHead, RowState
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
@@ -24,22 +21,13 @@ from specdec.models.weights.checkpoint import CheckpointReader
 _EPS = 1e-6
 
 
-class MlpSpeculator(AdaptedNetwork):
-    """One rank of an MLP speculator, a DraftHead without KV; its state is [B, inner_size]."""
-
-    num_kv_layers = 0
-    reads_drafts = True
-    capabilities = HeadCapabilities(on_device=DeviceDrafts.STATES)
-    target_ids: Tensor | None = None
+class MlpSpeculator(RowHead):
+    """One rank of an MLP speculator; its state is [B, inner_size]."""
 
     def __init__(
         self, shape: MlpSpeculatorShape, reader: CheckpointReader, target: TargetRank
     ) -> None:
-        super().__init__()
-        self.taps, self.feature_size = shape.taps, shape.feature_size
-        self.max_draft_tokens: int | None = shape.max_draft_tokens
-        self.vocab_size, self.vocab_slice = shape.draft_vocab_size, target.vocab_slice
-        self.device, self.dtype = target.device, target.dtype
+        super().__init__(shape, target)
         self.scales_input = shape.scales_input
         state_weight = 0.5 ** (0.5 / shape.num_heads)
         self.token_scale = math.sqrt((1 - state_weight**2) * shape.inner_size / 2) / state_weight
@@ -55,56 +43,18 @@ class MlpSpeculator(AdaptedNetwork):
             VocabHead(reader, f"head.{i}.weight", vocab_shape, self.vocab_slice) for i in heads
         )
 
-    def new_kv_cache(self, num_slots: int) -> None:
-        """See DraftHead."""
-
-    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
-        """See DraftHead."""
-        del runs
-        return states.to(self.dtype)
-
-    @torch.inference_mode()
-    def begin(
-        self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
-    ) -> RowState:
-        """See DraftHead."""
-        state = RowState.of(features, pairs)
-        return self._begin(state, on_device(pairs.input_ids, self.device))
-
-    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> RowState:
-        """See DeviceStateHead."""
-        return self._begin(RowState(features), token_ids)
-
-    def _begin(self, state: RowState, token_ids: Tensor) -> RowState:
-        values = state.values.to(self.dtype)
-        if self.scales_input:
-            values = _scaled(values) / math.sqrt(2)
-        return self._next(state._replace(values=values), token_ids, 0)
-
     @torch.inference_mode()
     def logits(self, state: RowState, index: int) -> Tensor:
         """See DraftHead."""
         logits: Tensor = _item(self.lm_heads, index)(state.values)
         return logits
 
-    @torch.inference_mode()
-    def advance(self, state: RowState, token_ids: Sequence[int], index: int) -> RowState:
-        """See DraftHead."""
-        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        return self.advance_on_device(state, tokens, index)
-
-    def advance_on_device(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
-        """See DeviceStateHead."""
-        return self._next(state, token_ids, index + 1)
-
-    def select(self, state: RowState, rows: Sequence[int]) -> RowState:
-        """See DraftHead."""
-        return state.select(rows)
-
     def _next(self, state: RowState, token_ids: Tensor, index: int) -> RowState:
-        """Return the state of head `index`; token_ids: [B], those before its draft."""
+        values = state.values
+        if index == 0 and self.scales_input:
+            values = _scaled(values) / math.sqrt(2)
         with self.running(state.runs):
-            projected = _item(self.projections, index)(state.values)
+            projected = _item(self.projections, index)(values)
         embedded = _item(self.embeddings, index)(token_ids)
         # In 16 bits the rounding of torch.add with alpha depends on an element's place on CPUs.
         mixed = torch.add(projected.float(), embedded.float(), alpha=self.token_scale)

@@ -17,13 +17,14 @@ from torch import Tensor
 from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
+from specdec.kernels.cpu.drafts import HeadKernel
 from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, FrontierNodes, HeadCapabilities
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
-from specdec.models.heads.networks.layers import UnnormalizedLayer
+from specdec.models.heads.networks.layers import KvHead, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.decoder_layer import DecoderLayer
@@ -48,41 +49,35 @@ class NativeHeadState:
     kv_cache: Tensor
 
 
-class NativeHead:
-    """One rank of a recurrent head on native kernels, a DraftHead."""
+class NativeKvHead:
+    """What the heads with attention have of their torch layers and kernels; see DraftHead."""
 
-    def __init__(self, head: TorchHead) -> None:
+    torch_head: KvHead
+    _kernel: HeadKernel
+
+    def __init__(self, head: KvHead) -> None:
         """Use the weights of `head`, whose matrices must be native."""
-        library = native_library()
-        assert library is not None, "the backend was selected without its library"
         self.torch_head = head
         self.taps, self.feature_size = head.taps, head.feature_size
         self.num_kv_layers, self.max_draft_tokens = head.num_kv_layers, head.max_draft_tokens
         self.vocab_size, self.vocab_slice = head.vocab_size, head.vocab_slice
-        self.reads_drafts = head.reads_drafts
-        self.target_ids = head.target_ids
+        self.reads_drafts, self.target_ids = head.reads_drafts, head.target_ids
         self._lm_head = native_matrix(head.lm_head.matrix)
         self._weights = NativeWeights()
         self._target_tokens = own_target_tokens(head.target_ids, head.vocab_slice)
-        struct = self._struct(head)
-        all_reduce = all_reduce_of(head.embed_tokens.group)
-        self._kernel = DraftHeadKernel(
-            library, struct, head.attention.rotary.max_positions, all_reduce
-        )
 
     @property
     def device(self) -> torch.device:
         return self.torch_head.device
 
-    @cached_property
-    def capabilities(self) -> HeadCapabilities:
-        """See DraftHead; with whole drafts where kernels combine the samples of all ranks.
+    @property
+    def can_draft(self) -> bool:
+        """Return whether kernels draft whole drafts: they combine the samples of all ranks.
 
         They sample from the products of the output head, which some families scale or bound.
         """
         is_plain = self.torch_head.lm_head.transform.is_identity
-        can_draft = is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
-        return HeadCapabilities(runs_nodes=True, drafts_whole=can_draft)
+        return is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""
@@ -90,6 +85,30 @@ class NativeHead:
         block_size = attention.paged.block_size
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, attention.dtype)
+
+    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.features(states, runs)
+
+
+class NativeHead(NativeKvHead):
+    """One rank of a recurrent head on native kernels, a DraftHead."""
+
+    torch_head: TorchHead
+    _kernel: DraftHeadKernel
+
+    def __init__(self, head: TorchHead) -> None:
+        super().__init__(head)
+        library = native_library()
+        assert library is not None, "the backend was selected without its library"
+        all_reduce = all_reduce_of(head.embed_tokens.group)
+        max_positions = head.attention.rotary.max_positions
+        self._kernel = DraftHeadKernel(library, self._struct(head), max_positions, all_reduce)
+
+    @cached_property
+    def capabilities(self) -> HeadCapabilities:
+        """See DraftHead."""
+        return HeadCapabilities(runs_nodes=True, drafts_whole=self.can_draft)
 
     def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
@@ -99,10 +118,6 @@ class NativeHead:
         if isinstance(head, FusedHead):
             return native
         return JoinedAdapters(head.adapt(head.projection, dtype), native)
-
-    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
-        """See DraftHead."""
-        return self.torch_head.features(states, runs)
 
     def begin(
         self, pairs: ForwardBatch, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int

@@ -21,70 +21,45 @@ from specdec.kernels.cpu.block_head import (
     MarkovStruct,
 )
 from specdec.kernels.cpu.decoder import LayerStruct
-from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, HeadCapabilities
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.markov import MarkovHead
-from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
+from specdec.models.heads.networks.native import NativeKvHead
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mlp import MLP
 from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.lora.updates import AdapterStore
-from specdec.models.native_weights import (
-    NativeWeights,
-    all_reduce_of,
-    embedding_struct,
-    native_matrix,
-)
+from specdec.models.native_weights import all_reduce_of, embedding_struct, native_matrix
 from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
 
-class NativeDFlashHead:
+class NativeDFlashHead(NativeKvHead):
     """One rank of a DFlash or DSpark head on native kernels, a WholeTreeHead.
 
     Keys are rotated to their slots, which are one after the positions of the torch layers: only
     differences of positions enter attention.
     """
 
+    torch_head: DFlashHead
+    _kernel: BlockHeadKernel
+
     def __init__(self, head: DFlashHead) -> None:
-        """Use the weights of `head`, whose matrices must be native."""
+        super().__init__(head)
         library = native_library()
         assert library is not None, "the backend was selected without its library"
-        self.torch_head = head
-        self.taps, self.feature_size = head.taps, head.feature_size
-        self.num_kv_layers, self.max_draft_tokens = head.num_kv_layers, head.max_draft_tokens
-        self.vocab_size, self.vocab_slice = head.vocab_size, head.vocab_slice
-        self.reads_drafts, self.target_ids = head.reads_drafts, head.target_ids
-        self._lm_head = native_matrix(head.lm_head.matrix)
-        self._weights = NativeWeights()
-        self._target_tokens = own_target_tokens(head.target_ids, head.vocab_slice)
-        self._kernel = BlockHeadKernel(
-            library,
-            self._struct(head),
-            head.attention.rotary.max_positions,
-            all_reduce_of(head.embed_tokens.group),
-        )
-
-    @property
-    def device(self) -> torch.device:
-        return self.torch_head.device
+        all_reduce = all_reduce_of(head.embed_tokens.group)
+        max_positions = head.attention.rotary.max_positions
+        self._kernel = BlockHeadKernel(library, self._struct(head), max_positions, all_reduce)
 
     @cached_property
     def capabilities(self) -> HeadCapabilities:
-        """See DraftHead; kernels sample whole drafts from the products of the output head."""
-        is_plain = self.torch_head.lm_head.transform.is_identity
-        can_draft = is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        """See DraftHead; kernels draft whole trees on one rank."""
         has_one_rank = self.torch_head.embed_tokens.group.size == 1
-        can_draft_trees = can_draft and has_one_rank and self.reads_drafts
-        return HeadCapabilities(drafts_whole=can_draft, drafts_whole_trees=can_draft_trees)
-
-    def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See DraftHead; in the layout of the kernels."""
-        block_size, dtype = self.torch_head.block_size, self.torch_head.attention.dtype
-        assert num_slots % block_size == 0
-        return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
+        can_draft_trees = self.can_draft and has_one_rank and self.reads_drafts
+        return HeadCapabilities(drafts_whole=self.can_draft, drafts_whole_trees=can_draft_trees)
 
     def enable_adapters(self, dtype: torch.dtype) -> AdapterStore:
         """See DraftHead."""
@@ -92,10 +67,6 @@ class NativeDFlashHead:
         layers = cast(Sequence[DecoderLayer], head.layers)
         native = NativeAdapters(layers, dtype, self._kernel.adapters)
         return JoinedAdapters(head.adapt(head.fc, dtype), native)
-
-    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
-        """See DraftHead."""
-        return self.torch_head.features(states, runs)
 
     @torch.inference_mode()
     def begin(

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import AdapterRun, Chunk, ForwardBatch, on_device
-from specdec.models.heads.networks.adapted import AdaptedNetwork
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, on_device
+from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.networks.base import DeviceDrafts, FrontierNodes, HeadCapabilities
-from specdec.models.heads.networks.layers import HeadAttention, LayerPass
-from specdec.models.layers.linear import VocabEmbedding, VocabHead
+from specdec.models.heads.networks.layers import KvHead, LayerPass
+from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.norm import RMSNorm
+from specdec.models.weights.checkpoint import CheckpointReader
 
 
 class Place(NamedTuple):
@@ -130,47 +132,25 @@ class PassHead(ABC):
         return replace(state, output=state.output[list(rows)], places=places)
 
 
-class RecurrentHead(AdaptedNetwork, PassHead):
+class RecurrentHead(KvHead, PassHead):
     """One rank of a head whose passes make the feature for the next token, a DraftHead.
 
-    Subclasses set these fields, and implement `run`.
-
-    norm: before the output head; None without one. recycles_norm: whether the feature of a
-    drafted token is after that norm.
+    Subclasses implement `run`. norm: before the output head; None without one. recycles_norm:
+    whether the feature of a drafted token is after that norm.
     """
 
-    taps: tuple[int, ...]
-    feature_size: int
-    num_kv_layers: int
-    vocab_size: int
-    vocab_slice: range
-    target_ids: Tensor | None
-    attention: HeadAttention
-    embed_tokens: VocabEmbedding
-    lm_head: VocabHead
-    norm: RMSNorm | None
-    recycles_norm: bool
-    max_draft_tokens: int | None = None
     reads_drafts: bool = True
     capabilities = HeadCapabilities(runs_nodes=True, on_device=DeviceDrafts.PAIRS)
 
-    @property
-    def device(self) -> torch.device:
-        return self.attention.device
-
-    @property
-    def output_size(self) -> int:
-        """See DeviceKvHead."""
-        return self.feature_size
-
-    def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See DraftHead."""
-        return self.attention.new_kv_cache(num_slots)
-
-    def features(self, states: Tensor, runs: Sequence[AdapterRun] = ()) -> Tensor:
-        """Return the final hidden states: heads that read other layers override this."""
-        del runs
-        return states.to(self.attention.dtype)
+    def __init__(
+        self, shape: FusedShape | Eagle3Shape, reader: CheckpointReader, target: TargetRank
+    ) -> None:
+        super().__init__(shape, reader, target)
+        self.norm: RMSNorm | None = None
+        if shape.has_final_norm:
+            sizes = shape.decoder.hidden_size, shape.decoder.rms_norm_eps
+            self.norm = RMSNorm(reader, "norm.weight", *sizes)
+        self.recycles_norm = shape.recycles_norm
 
     @abstractmethod
     def run(
