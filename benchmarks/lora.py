@@ -41,7 +41,7 @@ from benchmarks.random_heads import write_eagle3
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
@@ -168,7 +168,7 @@ class LoraBench:
             model.compute_logits(hidden)
             features = head.features(tapped[rows.last_tokens], pairs.adapter_runs)
             assert cache is not None
-            return head.draft(pairs, features, cache, counts, params)
+            return head.draft(PairInputs(pairs, features, cache), counts, params)
 
         return run
 

@@ -19,7 +19,7 @@ from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
 from specdec.kernels.cpu.recurrence import PassStates
-from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, SlotMove
+from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates, PairInputs, SlotMove
 from specdec.kernels.reference.sample_rows import Argmax, RowArgmax, SampleParams
 from specdec.kernels.sample import logits_and_argmax
 from specdec.models.config.layer_patterns import Windows
@@ -129,7 +129,7 @@ class NativeDecoder:
         self, batch: ForwardBatch, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """See WholeDraftDecoder."""
-        return self._drafter.draft(batch, None, kv_cache, counts, params)
+        return self._drafter.draft(PairInputs(batch, None, kv_cache), counts, params)
 
     @cached_property
     def _drafter(self) -> DraftHeadKernel:

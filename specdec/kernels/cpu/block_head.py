@@ -19,7 +19,7 @@ from specdec.kernels.cpu.drafts import (
     TreeArrays,
 )
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
@@ -82,58 +82,40 @@ class BlockHeadKernel(HeadKernel):
         return outputs
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """Write the KV of T pairs of B sequences, and draft tokens after each sequence.
 
-        features: [T, hidden_size]. counts: number of tokens, [B], some above 0. params: of
-        the first token of each sequence, [B]; token i has the noise of the position i further on.
-        Returns the target's ids of each draft, which ends early where no token can be sampled.
-        Raises as `call` does.
+        counts: number of tokens, [B], some above 0. params: of the first token of each sequence,
+        [B]; token i has the noise of the position i further on. Returns the target's ids of each
+        draft, which ends early where no token can be sampled. Raises as `call` does.
         """
         assert self.can_draft
-        assert len(counts) == pairs.num_sequences
+        assert len(counts) == inputs.pairs.num_sequences
         drafts = DraftArrays(counts, params)
-        self._draft("block_draft", drafts.struct, max(counts), pairs, features, kv_cache)
+        self._draft("block_draft", drafts.struct, max(counts), inputs)
         return drafts.token_ids
 
     def draft_trees(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        sizes: Sequence[TreeSize],
-        params: SampleParams,
+        self, inputs: PairInputs, sizes: Sequence[TreeSize], params: SampleParams
     ) -> list[TokenTree]:
         """Write the KV of T pairs of B sequences, and draft a tree after each sequence.
 
         The head has a Markov head and one rank. Arguments as for `draft`.
         """
-        assert len(sizes) == pairs.num_sequences
+        assert len(sizes) == inputs.pairs.num_sequences
         drafts = TreeArrays(sizes, params)
         depth = max(each.depth for each in sizes)
-        self._draft("block_trees", drafts.tree_struct, depth, pairs, features, kv_cache)
+        self._draft("block_trees", drafts.tree_struct, depth, inputs)
         return drafts.trees
 
-    def _draft(
-        self,
-        name: str,
-        drafts: ctypes.Structure,
-        depth: int,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-    ) -> None:
+    def _draft(self, name: str, drafts: ctypes.Structure, depth: int, inputs: PairInputs) -> None:
         """Call the kernel `name`. depth: the most draft tokens that follow each other."""
         assert 0 < depth <= self._struct.draft_block_size - self._struct.first_output
-        batch = self._arrays(pairs)
-        features = self.features_of(batch, features)
-        self.call(name, batch, kv_cache, drafts, features.data_ptr())
+        assert inputs.features is not None, "blocks read features"
+        batch = self._arrays(inputs.pairs)
+        features = self.features_of(batch, inputs.features)
+        self.call(name, batch, inputs.kv_cache, drafts, features.data_ptr())
 
     def _arrays(self, pairs: ForwardBatch) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""

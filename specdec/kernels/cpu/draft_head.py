@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.kernels.cpu.decoder import BatchArrays, DecoderStruct
 from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 
 _Address = ctypes.c_void_p
@@ -80,21 +80,17 @@ class DraftHeadKernel(HeadKernel):
         return PairStates(hidden, next_features)
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor | None,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """Run T pairs of B sequences, and draft tokens after each sequence.
 
-        features: [T, hidden_size]; None for a draft model, whose pairs are tokens. counts: number
-        of tokens, [B]; block tables have room for all but the last. params: of the first token of
-        each sequence, [B]; token i has the noise of the position i further on. Returns the target's
-        ids of each draft, which ends early where no token can be sampled. Raises as `call` does.
+        counts: number of tokens, [B]; block tables have room for all but the last. params: of the
+        first token of each sequence, [B]; token i has the noise of the position i further on.
+        Returns the target's ids of each draft, which ends early where no token can be sampled.
+        Raises as `call` does.
         """
         assert self.can_draft
+        pairs, features, kv_cache = inputs
         assert len(counts) == pairs.num_sequences
         batch = BatchArrays(pairs, self.max_positions, self.adapters)
         drafts = DraftArrays(counts, params)

@@ -201,6 +201,18 @@ class ForwardBatch:
         return [len(chunk.token_ids) for chunk in self.chunks]
 
 
+class PairInputs(NamedTuple):
+    """T pairs that a draft head runs (`models.heads.networks.base`), for drafts after them.
+
+    features: [T, feature_size], of the token before each; None or empty for a draft model, whose
+    pairs are tokens. kv_cache: receives the KV of the pairs.
+    """
+
+    pairs: ForwardBatch
+    features: Tensor | None
+    kv_cache: Tensor
+
+
 class HiddenStates(NamedTuple):
     """Output of a forward pass with taps.
 

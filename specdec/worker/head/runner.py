@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, SlotMove
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs, SlotMove
 from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS
 from specdec.models.heads.config import stores_features
 from specdec.models.heads.networks.base import (
@@ -273,15 +273,15 @@ class HeadRunner:
         of_chunks[list(members)] = params
         for member, draft in zip(members, drafts, strict=True):
             sizes[member] = TreeSize(draft.num_wanted, draft.depth)
-        inputs = ForwardBatch(chunks, self._block_size), features, self._kv_cache
+        inputs = PairInputs(ForwardBatch(chunks, self._block_size), features, self._kv_cache)
         if is_tree:
             head = cast(WholeTreeHead, self._whole_head)
-            trees = head.draft_trees(*inputs, sizes, of_chunks)
+            trees = head.draft_trees(inputs, sizes, of_chunks)
             for member, draft in zip(members, drafts, strict=True):
                 draft.set_tree(trees[member])
             return True
         counts = [size.num_nodes for size in sizes]
-        found = self._whole_head.draft(*inputs, counts, of_chunks)
+        found = self._whole_head.draft(inputs, counts, of_chunks)
         for member, draft in zip(members, drafts, strict=True):
             draft.token_ids.extend(found[member])
         return True

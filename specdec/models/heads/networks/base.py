@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch, DeviceBatch
-from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.lora.updates import AdapterStore
 from specdec.types.drafts.draft_tree import Parents, TokenTree, TreeSize
@@ -252,12 +252,7 @@ class WholeDraftHead(DraftHead, Protocol):
     """A head that can draft all tokens in one call."""
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """Run pairs as `begin` does, and draft up to `counts` tokens after each of B sequences.
 
@@ -276,12 +271,7 @@ class WholeTreeHead(WholeDraftHead, Protocol):
     """A head that can draft whole trees in one call."""
 
     def draft_trees(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        sizes: Sequence[TreeSize],
-        params: SampleParams,
+        self, inputs: PairInputs, sizes: Sequence[TreeSize], params: SampleParams
     ) -> list[TokenTree]:
         """Run pairs as `begin` does, and draft a tree of a size after each of B sequences.
 

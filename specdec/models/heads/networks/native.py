@@ -18,7 +18,7 @@ from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.cpu.drafts import HeadKernel
-from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, FrontierNodes, HeadCapabilities
@@ -160,15 +160,10 @@ class NativeHead(NativeKvHead):
         return replace(state, pairs=pairs, places=tuple(state.places[row] for row in rows))
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        return self._kernel.draft(pairs, features, kv_cache, counts, params)
+        return self._kernel.draft(inputs, counts, params)
 
     def _struct(self, head: TorchHead) -> DraftHeadStruct:
         weights = self._weights

@@ -21,7 +21,7 @@ from specdec.kernels.cpu.block_head import (
     MarkovStruct,
 )
 from specdec.kernels.cpu.decoder import LayerStruct
-from specdec.kernels.reference.forward_batch import ForwardBatch
+from specdec.kernels.reference.forward_batch import ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, HeadCapabilities
@@ -96,26 +96,16 @@ class NativeDFlashHead(NativeKvHead):
         return self.torch_head.select(state, rows)
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        return self._kernel.draft(pairs, features, kv_cache, counts, params)
+        return self._kernel.draft(inputs, counts, params)
 
     def draft_trees(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        sizes: Sequence[TreeSize],
-        params: SampleParams,
+        self, inputs: PairInputs, sizes: Sequence[TreeSize], params: SampleParams
     ) -> list[TokenTree]:
         """See WholeTreeHead."""
-        return self._kernel.draft_trees(pairs, features, kv_cache, sizes, params)
+        return self._kernel.draft_trees(inputs, sizes, params)
 
     def _struct(self, head: DFlashHead) -> BlockHeadStruct:
         decoder = self._weights.decoder(

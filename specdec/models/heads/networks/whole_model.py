@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
-from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch
+from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, PairInputs
 from specdec.kernels.reference.sample_rows import SampleParams
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.heads.formats.whole_model import WholeModelShape
@@ -91,17 +91,12 @@ class WholeModelHead(PassHead):
         return self.decoder.forward_on_device(batch, kv_cache)
 
     def draft(
-        self,
-        pairs: ForwardBatch,
-        features: Tensor,
-        kv_cache: Tensor,
-        counts: Sequence[int],
-        params: SampleParams,
+        self, inputs: PairInputs, counts: Sequence[int], params: SampleParams
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        del features
         assert isinstance(self.decoder, NativeDecoder), "kernels draft whole drafts"
-        return self.decoder.draft(self._in_vocabulary(pairs), kv_cache, counts, params)
+        pairs = self._in_vocabulary(inputs.pairs)
+        return self.decoder.draft(pairs, inputs.kv_cache, counts, params)
 
     def on_native_kernels(self) -> WholeModelHead:
         """Return the draft model on the kernels for CPUs."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import native_library
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
 from specdec.sampling.row_ops import RowOps
 from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.kernels.cpu.tiny_head import (
@@ -52,7 +52,7 @@ class Texts:
         return self.kernel.forward(*self.batch(*parts), self.cache)
 
     def draft(self, counts, params, *parts):
-        return self.kernel.draft(*self.batch(*parts), self.cache, counts, params)
+        return self.kernel.draft(PairInputs(*self.batch(*parts), self.cache), counts, params)
 
     def draft_step_by_step(self, counts, sample, *parts):
         """Draft by one pass for each token and sequence; sample: from (hidden, row, index)."""

@@ -3,7 +3,7 @@
 import torch
 
 from specdec.kernels.cpu import SharedMemory, native_library
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -31,17 +31,17 @@ class WholeDrafts(Drafting):
     """Sequences that a head drafts for in one call."""
 
     def draft(self, temperature):
-        return self.head.draft(*self._inputs(), COUNTS, params(temperature))
+        return self.head.draft(self._inputs(), COUNTS, params(temperature))
 
     def draft_trees(self, temperature, sizes):
-        return self.head.draft_trees(*self._inputs(), sizes, params(temperature))
+        return self.head.draft_trees(self._inputs(), sizes, params(temperature))
 
     def _inputs(self):
         chunks = [
             Chunk(part.tokens[1:], 1, table)
             for part, table in zip(self.parts, self.tables, strict=True)
         ]
-        return ForwardBatch(chunks, BLOCK_SIZE), torch.cat(self.features), self.cache
+        return PairInputs(ForwardBatch(chunks, BLOCK_SIZE), torch.cat(self.features), self.cache)
 
 
 def make_head(directory, target_dir, group=None, quantization=None):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specdec.config.speculation.speculative import SpeculativeConfig
-from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
+from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -95,9 +95,8 @@ def test_a_whole_draft_has_the_same_tokens(directories):
     head = loaded(directories, "native")
     chunks = [Chunk(each, 0, range(9 * i, 9 * i + 9)) for i, each in enumerate(PROMPTS)]
     counts, cache = [NUM_DRAFTS, 0, 2], head.new_kv_cache(27 * BLOCK_SIZE)
-    found = head.draft(
-        ForwardBatch(chunks, BLOCK_SIZE), torch.empty(0, 0), cache, counts, params(0.0)
-    )
+    inputs = PairInputs(ForwardBatch(chunks, BLOCK_SIZE), torch.empty(0, 0), cache)
+    found = head.draft(inputs, counts, params(0.0))
     expected = reference_drafts(directories[1])
     assert found == [own[:count] for own, count in zip(expected, counts, strict=True)]
 
