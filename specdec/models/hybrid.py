@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.kernels import AttentionPlan, Rotation
@@ -16,13 +16,10 @@ from specdec.kernels.reference.device_states import DeviceStatePool
 from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
 from specdec.kernels.reference.recurrent.recurrence import AnyStatePlan, LayerStates
 from specdec.kernels.reference.state_pool import StatePlan, StatePool
-from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.config.rope import Rope
 from specdec.models.llama import CausalDecoder, Window
 from specdec.models.lora.torch_adapters import TorchAdapters
-from specdec.models.weights.checkpoint import CheckpointReader
 
 
 class HybridDecoder(CausalDecoder):
@@ -33,20 +30,10 @@ class HybridDecoder(CausalDecoder):
 
     _plan: AnyStatePlan
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        reader: CheckpointReader,
-        group: TensorParallelGroup,
-        max_model_len: int,
-        block_size: int,
-        output_tokens: Sequence[int] | None = None,
-        kv_dtype: torch.dtype | None = None,
-    ) -> None:
-        """See CausalDecoder."""
-        super().__init__(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
-        self._units = self._recurrent.units(group.rank, group.size)
-        self.states = self._new_states(0, 0)
+    @cached_property
+    def states(self) -> StatePool:
+        """The states of sequences; of none before `enable_states`."""
+        return self._new_states(0, 0)
 
     @property
     def _recurrent(self) -> Recurrent:
@@ -66,7 +53,8 @@ class HybridDecoder(CausalDecoder):
     def _new_states(
         self, num_sequences: int, max_guesses: int, num_snapshots: int = 0
     ) -> StatePool:
-        shape = self._recurrent.kind.state(self._units)
+        group = self.embed_tokens.group
+        shape = self._recurrent.kind.state(self._recurrent.units(group.rank, group.size))
         kind, num_hidden = StatePool, shape.num_hidden
         if self.backend.is_triton:
             kind, num_hidden = DeviceStatePool, None
