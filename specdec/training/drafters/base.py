@@ -33,7 +33,8 @@ class Drafter(nn.Module, ABC):
     """A drafter that is trained for all bases of a batch at once.
 
     depth: draft tokens after each base. taps: as in `models.heads.networks.base.DraftHead`.
-    token_ids: the target's id of each draft token, ascending, [V] int64.
+    token_ids: the target's id of each draft token, ascending, [V] int64. lm_head: reads `states`,
+        unless the drafter has other `logits`.
 
     has_reduced_vocabulary: whether its layout may have fewer tokens than the target.
     trained_depth: draft tokens of a base that have a loss; the others are trained as the first ones
@@ -47,6 +48,7 @@ class Drafter(nn.Module, ABC):
     depth: int
     taps: tuple[int, ...]
     token_ids: Tensor
+    lm_head: nn.Linear
 
     @abstractmethod
     def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
@@ -62,9 +64,10 @@ class Drafter(nn.Module, ABC):
         the drafts before it are taken to be right, otherwise it will not be used.
         """
 
-    @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits [depth, c, V] of some bases; states: [depth, c, state_size]."""
+        logits: Tensor = self.lm_head(states)
+        return logits
 
     def confidence(self, states: Tensor) -> Tensor | None:
         """Return the log-odds [depth, c] that draft tokens are accepted, as the drafter predicts.

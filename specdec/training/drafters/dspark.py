@@ -98,11 +98,6 @@ class BlockDrafter(Drafter):
         outputs: Tensor = self.norm(x).unflatten(0, (batch.num_bases, self.block_size))
         return outputs[:, self.block_size - self.depth :].transpose(0, 1)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """See Drafter."""
-        logits: Tensor = self.lm_head(states)
-        return logits
-
     def config(self) -> Mapping[str, Any]:
         """See Drafter."""
         model = self._model

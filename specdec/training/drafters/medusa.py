@@ -41,11 +41,6 @@ class MedusaDrafter(Drafter):
         x = target.final[batch.bases - 1]  # what the target drew the base from
         return torch.stack([x + F.silu(block(x)) for block in self.blocks])
 
-    def logits(self, states: Tensor) -> Tensor:
-        """See Drafter."""
-        logits: Tensor = self.lm_head(states)
-        return logits
-
     def config(self) -> Mapping[str, Any]:
         """See Drafter."""
         return {

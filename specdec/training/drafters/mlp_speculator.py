@@ -64,11 +64,6 @@ class MlpSpeculatorDrafter(Drafter):
             states.append(state)
         return torch.stack(states)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """See Drafter."""
-        logits: Tensor = self.lm_head(states)
-        return logits
-
     def config(self) -> Mapping[str, Any]:
         """See Drafter."""
         size = self.lm_head.in_features
