@@ -104,7 +104,7 @@ class CausalDecoder(nn.Module):
     ) -> nn.ModuleList:
         if config.traits.has_one_block:
             return nn.ModuleList(
-                OneBlock(config, reader, f"model.layers.{index}", self.heads, group, index)
+                OneBlock(config, reader, f"model.layers.{index}", group, index)
                 for index in range(config.num_layers)
             )
         with_experts = () if config.experts is None else config.experts.layers
@@ -115,7 +115,6 @@ class CausalDecoder(nn.Module):
                 config,
                 reader,
                 f"model.layers.{index}",
-                self.heads,
                 group,
                 has_experts=index in with_experts,
                 is_recurrent=index in recurrent,

@@ -45,12 +45,12 @@ class Attention(nn.Module):
         config: ModelConfig,
         reader: CheckpointReader,
         prefix: str,
-        heads: HeadShard,
         group: TensorParallelGroup,
         input_size: int | None = None,
     ) -> None:
         """input_size: width of the input, if it is not `hidden_size`."""
         super().__init__()
+        heads = config.head_shards(group.size)[group.rank]
         self.kv_scales = UNIT_SCALES  # of a KV cache of 8-bit floats
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
         self.head_dim = config.head_dim
@@ -246,7 +246,6 @@ def read_attention(
     config: ModelConfig,
     reader: CheckpointReader,
     prefix: str,
-    heads: HeadShard,
     group: TensorParallelGroup,
     *,
     has_indexer: bool = False,
@@ -254,22 +253,18 @@ def read_attention(
     """Read the attention of a layer. prefix: of the layer's tensors."""
     name = f"{prefix}.{config.traits.names.attention}"
     if config.latent is not None:
-        return LatentAttention(config, reader, name, heads, group, has_indexer=has_indexer)
+        return LatentAttention(config, reader, name, group, has_indexer=has_indexer)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
-    return kind(config, reader, name, heads, group)
+    return kind(config, reader, name, group)
 
 
 def _read_recurrent(
-    config: ModelConfig,
-    reader: CheckpointReader,
-    prefix: str,
-    heads: HeadShard,
-    group: TensorParallelGroup,
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
 ) -> RecurrentLayer | AttentionBesideRecurrence:
     found = read_recurrent_layer(config, reader, prefix, group)
     if config.recurrent is None or config.recurrent.beside is None:
         return found
-    attention = read_attention(config, reader, prefix, heads, group)
+    attention = read_attention(config, reader, prefix, group)
     return AttentionBesideRecurrence(attention, found, config.recurrent.beside)
 
 
@@ -284,7 +279,6 @@ class DecoderLayer(nn.Module):
         config: ModelConfig,
         reader: CheckpointReader,
         prefix: str,
-        heads: HeadShard,
         group: TensorParallelGroup,
         *,
         has_experts: bool = False,
@@ -305,7 +299,7 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
         read = _read_recurrent if is_recurrent else partial(read_attention, has_indexer=has_indexer)
-        self.attention = read(config, reader, prefix, heads, group)
+        self.attention = read(config, reader, prefix, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )

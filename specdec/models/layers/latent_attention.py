@@ -13,7 +13,7 @@ from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import rotary_halves
 from specdec.models.weights.checkpoint import CheckpointReader
-from specdec.types.sharding import HeadShard, head_rows
+from specdec.types.sharding import head_rows
 
 _NORM_EPS = 1e-6  # of the norms of latents, whatever config.json has for the others
 
@@ -32,7 +32,6 @@ class LatentAttention(nn.Module):
         config: ModelConfig,
         reader: CheckpointReader,
         prefix: str,
-        heads: HeadShard,
         group: TensorParallelGroup,
         *,
         has_indexer: bool = False,
@@ -41,6 +40,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         latent, hidden = config.latent, config.hidden_size
         assert latent is not None, "the model has no latent attention"
+        heads = config.head_shards(group.size)[group.rank]
         self._latent, self.num_heads = latent, len(heads.query)
         order = _rotary_first(latent.plain_dim, latent.rope_dim, latent.is_rope_interleaved)
         rows = head_rows(heads.query, latent.query_dim)

@@ -12,7 +12,6 @@ from specdec.models.layers.decoder_layer import read_attention, read_mlp
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.recurrences.recurrent import read_recurrent_layer
 from specdec.models.weights.checkpoint import CheckpointReader
-from specdec.types.sharding import HeadShard
 
 
 class OneBlock(nn.Module):
@@ -23,7 +22,6 @@ class OneBlock(nn.Module):
         config: ModelConfig,
         reader: CheckpointReader,
         prefix: str,
-        heads: HeadShard,
         group: TensorParallelGroup,
         index: int,
     ) -> None:
@@ -40,7 +38,7 @@ class OneBlock(nn.Module):
             has_experts = experts is not None and index in experts.layers
             self.block = read_mlp(config, reader, prefix, group, has_experts=has_experts)
         else:
-            self.block = read_attention(config, reader, prefix, heads, group)
+            self.block = read_attention(config, reader, prefix, group)
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """Return [T, hidden_size]; x: the same shape.

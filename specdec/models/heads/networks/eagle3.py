@@ -65,15 +65,12 @@ class FirstLayer(nn.Module):
         super().__init__()
         decoder, prefix = shape.decoder, "layers.0"
         size, eps = decoder.hidden_size, decoder.rms_norm_eps
-        heads = decoder.head_shards(target.group.size)[target.group.rank]
         self.token_norm: nn.Module = nn.Identity()
         if shape.has_token_norm:
             self.token_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
         self.feature_norm = RMSNorm(reader, f"{prefix}.hidden_norm.weight", size, eps)
         self.norm_before_residual = shape.norm_before_residual
-        self.mixer = Attention(
-            decoder, reader, f"{prefix}.self_attn", heads, target.group, 2 * size
-        )
+        self.mixer = Attention(decoder, reader, f"{prefix}.self_attn", target.group, 2 * size)
         self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
         self.mlp = MLP(decoder, reader, f"{prefix}.mlp", target.group)
 

@@ -140,8 +140,7 @@ class UnnormalizedLayer(nn.Module):
         self, decoder: ModelConfig, reader: CheckpointReader, prefix: str, target: TargetRank
     ) -> None:
         super().__init__()
-        heads = decoder.head_shards(target.group.size)[target.group.rank]
-        self.mixer = Attention(decoder, reader, f"{prefix}.self_attn", heads, target.group)
+        self.mixer = Attention(decoder, reader, f"{prefix}.self_attn", target.group)
         name = f"{prefix}.post_attention_layernorm.weight"
         self.mlp_norm = RMSNorm(reader, name, decoder.hidden_size, decoder.rms_norm_eps)
         self.mlp = MLP(decoder, reader, f"{prefix}.mlp", target.group)
@@ -164,8 +163,5 @@ def decoder_layer(
     decoder: ModelConfig, reader: CheckpointReader, index: int, target: TargetRank
 ) -> DecoderLayer:
     """Read an ordinary layer."""
-    heads = decoder.head_shards(target.group.size)[target.group.rank]
     has_experts = decoder.experts is not None and index in decoder.experts.layers
-    return DecoderLayer(
-        decoder, reader, f"layers.{index}", heads, target.group, has_experts=has_experts
-    )
+    return DecoderLayer(decoder, reader, f"layers.{index}", target.group, has_experts=has_experts)
