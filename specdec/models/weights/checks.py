@@ -50,11 +50,14 @@ class Layout(Protocol):
     """The part of a WeightFormat that needs no values."""
 
     def holds(self, tensors: HeaderSource, name: str) -> bool:
-        """See WeightFormat."""
+        """Return whether this weight is quantized; some layers of a checkpoint usually are not."""
         ...
 
     def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-        """See WeightFormat."""
+        """Return the names of the stored tensors of a quantized weight of this shape.
+
+        Raises UnsupportedModelError where one is missing, or has another type or shape.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.config.json_values import count
 from specdec.models.weights.awq_gptq import Awq, Gptq
 from specdec.models.weights.bitsandbytes import BitsAndBytes
+from specdec.models.weights.checks import Layout
 from specdec.models.weights.compressed_tensors import (
     CompressedTensors,
     block_sizes,
@@ -49,22 +50,11 @@ _MODELOPT = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
-class WeightFormat(Protocol):
+class WeightFormat(Layout, Protocol):
     """One layout of quantized weights. `name` is that of a weight, with `.weight` at its end."""
-
-    def holds(self, tensors: HeaderSource, name: str) -> bool:
-        """Return whether this weight is quantized; some layers of a checkpoint usually are not."""
-        ...
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """[out_features, in_features]."""
-        ...
-
-    def parts(self, tensors: HeaderSource, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-        """Return the names of the stored tensors of a quantized weight of this shape.
-
-        Raises UnsupportedModelError where one is missing, or has another type or shape.
-        """
         ...
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
