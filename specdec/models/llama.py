@@ -102,24 +102,9 @@ class CausalDecoder(nn.Module):
     def _read_layers(
         self, config: ModelConfig, reader: CheckpointReader, group: TensorParallelGroup
     ) -> nn.ModuleList:
-        if config.traits.has_one_block:
-            return nn.ModuleList(
-                OneBlock(config, reader, f"model.layers.{index}", group, index)
-                for index in range(config.num_layers)
-            )
-        with_experts = () if config.experts is None else config.experts.layers
-        recurrent = () if config.recurrent is None else config.recurrent.layers
-        indexer = None if config.latent is None else config.latent.indexer
+        kind = OneBlock if config.traits.has_one_block else DecoderLayer
         return nn.ModuleList(
-            DecoderLayer(
-                config,
-                reader,
-                f"model.layers.{index}",
-                group,
-                has_experts=index in with_experts,
-                is_recurrent=index in recurrent,
-                has_indexer=indexer is not None and index in indexer.layers,
-            )
+            kind(config, reader, f"model.layers.{index}", group, index)
             for index in range(config.num_layers)
         )
 

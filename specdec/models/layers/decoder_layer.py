@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from specdec.kernels.reference.attention import QueryKeyNorms
 from specdec.kernels.reference.indexed_attention import IndexedAttention
 from specdec.kernels.reference.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config.decoder_tensors import layer_traits
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.traits import QkNorm
 from specdec.models.layers.latent_attention import LatentAttention
@@ -198,14 +198,12 @@ def read_mlp(
     reader: CheckpointReader,
     prefix: str,
     group: TensorParallelGroup,
-    *,
-    has_experts: bool,
+    index: int,
 ) -> nn.Module:
-    """Read the feed-forward network of a layer. prefix: of the layer's tensors."""
-    names = config.traits.names
-    if has_experts:
-        assert config.experts is not None, "the model has no experts"
-        kind = SparseMLP if config.experts.latent_size is None else LatentSparseMLP
+    """Read the feed-forward network of layer `index`. prefix: of the layer's tensors."""
+    names, experts = config.traits.names, config.experts
+    if experts is not None and index in experts.layers:
+        kind = SparseMLP if experts.latent_size is None else LatentSparseMLP
         return kind(config, reader, names.mixture_prefix(prefix), group)
     is_plain = config.traits.gate_scale == config.traits.mlp_scale == 1.0
     return (MLP if is_plain else ScaledMLP)(config, reader, f"{prefix}.{names.mlp}", group)
@@ -247,31 +245,40 @@ def read_attention(
     reader: CheckpointReader,
     prefix: str,
     group: TensorParallelGroup,
-    *,
-    has_indexer: bool = False,
+    index: int,
 ) -> Attention | LatentAttention:
-    """Read the attention of a layer. prefix: of the layer's tensors."""
+    """Read the attention of layer `index`. prefix: of the layer's tensors."""
     name = f"{prefix}.{config.traits.names.attention}"
     if config.latent is not None:
+        indexer = config.latent.indexer
+        has_indexer = indexer is not None and index in indexer.layers
         return LatentAttention(config, reader, name, group, has_indexer=has_indexer)
     kind = GatedAttention if config.traits.has_attention_gate else Attention
     return kind(config, reader, name, group)
 
 
-def _read_recurrent(
-    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
-) -> RecurrentLayer | AttentionBesideRecurrence:
+def _read_mixer(
+    config: ModelConfig,
+    reader: CheckpointReader,
+    prefix: str,
+    group: TensorParallelGroup,
+    index: int,
+) -> Attention | LatentAttention | RecurrentLayer | AttentionBesideRecurrence:
+    """Read the attention of layer `index`, the recurrence in its place, or both."""
+    recurrent = config.recurrent
+    if recurrent is None or index not in recurrent.layers:
+        return read_attention(config, reader, prefix, group, index)
     found = read_recurrent_layer(config, reader, prefix, group)
-    if config.recurrent is None or config.recurrent.beside is None:
+    if recurrent.beside is None:
         return found
-    attention = read_attention(config, reader, prefix, group)
-    return AttentionBesideRecurrence(attention, found, config.recurrent.beside)
+    attention = read_attention(config, reader, prefix, group, index)
+    return AttentionBesideRecurrence(attention, found, recurrent.beside)
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with a residual connection, and norms by the family's traits.
 
-    attention: a recurrence in its place, or both, where `is_recurrent`.
+    attention: or a recurrence in its place, or both.
     """
 
     def __init__(
@@ -280,14 +287,11 @@ class DecoderLayer(nn.Module):
         reader: CheckpointReader,
         prefix: str,
         group: TensorParallelGroup,
-        *,
-        has_experts: bool = False,
-        is_recurrent: bool = False,
-        has_indexer: bool = False,
+        index: int,
     ) -> None:
+        """Read layer `index`. prefix: of its tensors."""
         super().__init__()
-        own = config.recurrent.traits if is_recurrent and config.recurrent else None
-        self.traits = traits = own or config.traits
+        self.traits = traits = layer_traits(config, index)
         names = traits.names
 
         def norm(name: str, *, exists: bool) -> nn.Module:
@@ -298,13 +302,12 @@ class DecoderLayer(nn.Module):
 
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.input_norm = norm(names.input_norm, exists=traits.has_input_norms)
-        read = _read_recurrent if is_recurrent else partial(read_attention, has_indexer=has_indexer)
-        self.attention = read(config, reader, prefix, group)
+        self.attention = _read_mixer(config, reader, prefix, group, index)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        self.mlp = read_mlp(config, reader, prefix, group, has_experts=has_experts)
+        self.mlp = read_mlp(config, reader, prefix, group, index)
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
         self._fused_norm: RMSNorm | None = None
         if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:

@@ -25,20 +25,19 @@ class OneBlock(nn.Module):
         group: TensorParallelGroup,
         index: int,
     ) -> None:
-        """Read the block of layer `index`."""
+        """Read the block of layer `index`. prefix: of its tensors."""
         super().__init__()
         name, size, eps = config.traits.names.input_norm, config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, f"{prefix}.{name}", size, eps, config.traits)
-        recurrent, experts = config.recurrent, config.experts
+        recurrent = config.recurrent
         assert recurrent is not None, "only hybrids have such layers"
         self.block: nn.Module
         if index in recurrent.layers:
             self.block = read_recurrent_layer(config, reader, prefix, group)
         elif recurrent.has_mlp(index):
-            has_experts = experts is not None and index in experts.layers
-            self.block = read_mlp(config, reader, prefix, group, has_experts=has_experts)
+            self.block = read_mlp(config, reader, prefix, group, index)
         else:
-            self.block = read_attention(config, reader, prefix, group)
+            self.block = read_attention(config, reader, prefix, group, index)
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """Return [T, hidden_size]; x: the same shape.

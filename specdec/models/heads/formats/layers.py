@@ -68,6 +68,7 @@ def layer_of_target(target: ModelConfig, *, has_experts: bool) -> ModelConfig:
     return replace(
         target,
         latent=None if latent is None else replace(latent, indexer=None),
+        recurrent=None,
         num_layers=1,
         sliding_windows=(None,),
         layer_ropes=(),

@@ -182,7 +182,7 @@ def _read_layer(
     if is_gated:
         # Norms have their values once they are read; see `adds_one`.
         traits = replace(target.traits, adds_one_to_norms=False)
-        target = replace(target, traits=traits, recurrent=None)
+        target = replace(target, traits=traits)
     elif replace(target.traits, attention_scale=None) != LLAMA:
         raise UnsupportedModelError(
             f"{source.directory}: MTP layers with experts or latent attention are not supported "

@@ -163,5 +163,4 @@ def decoder_layer(
     decoder: ModelConfig, reader: CheckpointReader, index: int, target: TargetRank
 ) -> DecoderLayer:
     """Read an ordinary layer."""
-    has_experts = decoder.experts is not None and index in decoder.experts.layers
-    return DecoderLayer(decoder, reader, f"layers.{index}", target.group, has_experts=has_experts)
+    return DecoderLayer(decoder, reader, f"layers.{index}", target.group, index)
