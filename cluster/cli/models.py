@@ -212,7 +212,7 @@ def _decoder(report: ModelReport, fault: str | None) -> str:
         return "transformers' modelling code, attention over specdec's KV cache"
     if config.varied is not None:
         return "torch on a CPU: layers of different shapes have no other kernels"
-    from specdec.models.config.families.native_limits import native_fault
+    from specdec.models.config.native_limits import native_fault
 
     if (lacking := native_fault(config)) is not None and fault != "kernels is triton":
         return f"torch on a CPU: {lacking} have no native kernel"

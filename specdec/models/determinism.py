@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_limits import native_fault
 from specdec.models.config.traits import NormKind, QkNorm
 from specdec.types.errors import UnsupportedModelError
 

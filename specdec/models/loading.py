@@ -19,9 +19,9 @@ from specdec.kernels.reference.sample_rows import Argmax, RowArgmax, SampleParam
 from specdec.kernels.reference.triton_availability import kv_dtype_fault
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
-from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.families.native_recurrence import kernels_of_hybrids, recurrence_fault
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_limits import native_fault
 from specdec.models.config.recurrent import Recurrent
 from specdec.models.cpu_decoder import NativeDecoder, NativeHybridDecoder
 from specdec.models.determinism import require_deterministic

@@ -7,9 +7,9 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.engine.models.model_resolution import Models
-from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.families.native_recurrence import kernels_of_hybrids
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_limits import native_fault
 from specdec.models.config.recurrent import Recurrent
 from specdec.types.errors import InvalidValueError
 

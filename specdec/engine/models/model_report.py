@@ -29,9 +29,9 @@ from specdec.engine.models.checkpoint_lint import CheckpointLint, lint_checkpoin
 from specdec.engine.models.model_limits import require_experts, require_plan
 from specdec.models.config.end_tokens import read_end_tokens, unused_end_tokens
 from specdec.models.config.extra_weights import copied_bytes
-from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.families.native_recurrence import as_kept
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_limits import native_fault
 from specdec.models.config.registry import ARCHITECTURES
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.text.tokenizer import check_tokenizer

@@ -178,9 +178,8 @@ class ModelConfig:
         architecture, family, fields = decoder
         raw = family.canonical(fields)
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
-        latent = family.latent(raw) if family.latent else None
         windows = family.windows(raw, num_layers_of(raw))
-        ropes = family.ropes_of(raw, windows)
+        ropes, latent = family.ropes_of(raw, windows), family.latent and family.latent(raw)
         return cls(
             architecture=architecture,
             text_part_of=whole if whole in TEXT_MODELS else None,

@@ -11,6 +11,15 @@ from types import MappingProxyType
 
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.families.dense import DENSE
+from specdec.models.config.families.family_traits import (
+    OLMO2,
+    cohere_traits,
+    gemma2_traits,
+    gemma3_traits,
+    gemma_traits,
+    granite_traits,
+    stablelm_traits,
+)
 from specdec.models.config.families.gemma4 import GEMMA4
 from specdec.models.config.families.hunyuan import HUNYUAN
 from specdec.models.config.families.llama4 import LLAMA4
@@ -20,15 +29,6 @@ from specdec.models.config.families.other_mixtures import OTHER_MIXTURES
 from specdec.models.config.families.sigmoid_mixtures import SIGMOID_MIXTURES
 from specdec.models.config.families.sparse_attention import SPARSE_ATTENTION
 from specdec.models.config.families.text_models import TEXT_MODELS
-from specdec.models.config.family_traits import (
-    OLMO2,
-    cohere_traits,
-    gemma2_traits,
-    gemma3_traits,
-    gemma_traits,
-    granite_traits,
-    stablelm_traits,
-)
 from specdec.models.config.hybrids.families import HYBRIDS
 from specdec.models.config.layer_patterns import (
     last_layers_windows,

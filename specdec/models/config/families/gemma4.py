@@ -10,7 +10,7 @@ from typing import Any
 from specdec.config.json_values import count, overlaid, positive_or_none, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.attention.varied_layers import AttentionShape, VariedLayers
-from specdec.models.config.family_traits import read_experts
+from specdec.models.config.families.family_traits import read_experts
 from specdec.models.config.layer_patterns import LayerRopes, Windows, periodic_windows
 from specdec.models.config.rope import ProportionalRope, Rope, read_rope
 from specdec.models.config.traits import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.config.json_values import count, head_dim_of, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import read_experts
+from specdec.models.config.families.family_traits import read_experts
 from specdec.models.config.traits import DecoderTraits, Experts, TensorNames
 
 _NORMS = ("query_layernorm", "key_layernorm")

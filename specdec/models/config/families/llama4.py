@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import read_experts
+from specdec.models.config.families.family_traits import read_experts
 from specdec.models.config.layer_patterns import layers_with_rope, rope_on_some_layers
 from specdec.models.config.traits import (
     DecoderTraits,

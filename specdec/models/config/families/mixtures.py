@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import (
+from specdec.models.config.families.family_traits import (
     MIXTRAL_NAMES,
     deepseek_latent,
     deepseek_traits,

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec.config.json_values import count, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import (
+from specdec.models.config.families.family_traits import (
     gated_shared_experts,
     granite_traits,
     mixtral_experts,

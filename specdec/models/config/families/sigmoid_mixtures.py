@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import (
+from specdec.models.config.families.family_traits import (
     deepseek_latent,
     deepseek_traits,
     deepseek_v3_experts,

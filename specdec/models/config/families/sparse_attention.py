@@ -10,8 +10,8 @@ from typing import Any
 from specdec.config.json_values import count, unsupported
 from specdec.models.config.architecture import Architecture
 from specdec.models.config.attention.latent import Indexer, Latent
+from specdec.models.config.families.family_traits import deepseek_latent, deepseek_traits
 from specdec.models.config.families.sigmoid_mixtures import experts_by_type
-from specdec.models.config.family_traits import deepseek_latent, deepseek_traits
 from specdec.models.config.layer_patterns import Windows, no_windows
 
 _INDEXED, _FULL, _SHARED = "indexed_attention", "full", "shared"

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import lfm2_moe_experts
+from specdec.models.config.families.family_traits import lfm2_moe_experts
 from specdec.models.config.hybrids.layer_types import (
     CONVOLUTION,
     FULL,

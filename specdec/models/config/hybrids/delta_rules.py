@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import OLMO2, gated_shared_experts
+from specdec.models.config.families.family_traits import OLMO2, gated_shared_experts
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,

@@ -8,8 +8,8 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid
 from specdec.models.config.architecture import Architecture
+from specdec.models.config.families.family_traits import deepseek_latent, deepseek_traits
 from specdec.models.config.families.sigmoid_mixtures import experts_by_type
-from specdec.models.config.family_traits import deepseek_latent, deepseek_traits
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,

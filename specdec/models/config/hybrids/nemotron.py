@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.config.json_values import count, overlaid, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import deepseek_v3_experts
+from specdec.models.config.families.family_traits import deepseek_v3_experts
 from specdec.models.config.hybrids.layer_types import FULL, LINEAR, PUBLISHED_TYPES
 from specdec.models.config.hybrids.state_spaces import StateSpaceKeys, state_space
 from specdec.models.config.layer_patterns import no_ropes

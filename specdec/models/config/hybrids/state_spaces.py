@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from specdec.config.json_values import count, head_dim_of, overlaid, positive, unsupported
 from specdec.models.config.architecture import Architecture
-from specdec.models.config.family_traits import granite_traits, mixtral_experts
+from specdec.models.config.families.family_traits import granite_traits, mixtral_experts
 from specdec.models.config.hybrids.layer_types import (
     FULL,
     LINEAR,

@@ -1,4 +1,4 @@
-# Modules: specdec.engine.models.model_limits, specdec.models.config.families.native_limits
+# Modules: specdec.engine.models.model_limits, specdec.models.config.native_limits
 """Settings that hybrids, and models run by transformers' code, lack are refused by their names."""
 
 import json

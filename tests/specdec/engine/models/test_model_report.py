@@ -11,8 +11,8 @@ from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculation.methods import METHODS
 from specdec.engine.models.model_report import Fit, Precision, report_model
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.config.families.native_limits import native_fault
 from specdec.models.config.model_config import ModelConfig
+from specdec.models.config.native_limits import native_fault
 from specdec.models.loading import load_model
 from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family

@@ -1,4 +1,4 @@
-# Modules: specdec.config.json_values, specdec.models.config.family_traits
+# Modules: specdec.config.json_values, specdec.models.config.families.family_traits
 # Modules: specdec.models.config.layer_patterns, specdec.models.config.traits
 # Modules: specdec.models.config.unsupported
 """ModelConfig against the configuration classes of transformers."""

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from specdec.models.config.attention.latent import Latent
-from specdec.models.config.attention.varied_layers import VariedLayers
 from specdec.models.config.families.native_recurrence import recurrence_fault
-from specdec.models.config.recurrent import Recurrent
-from specdec.models.config.traits import DecoderTraits
+from specdec.models.config.model_config import ModelConfig
 
 
-class DecoderShape(Protocol):
-    """The fields of a ModelConfig that decide."""
-
-    @property
-    def traits(self) -> DecoderTraits: ...
-
-    @property
-    def recurrent(self) -> Recurrent | None: ...
-
-    @property
-    def latent(self) -> Latent | None: ...
-
-    @property
-    def varied(self) -> VariedLayers | None: ...
-
-    @property
-    def max_position_embeddings(self) -> int: ...
-
-
-def native_fault(config: DecoderShape, max_model_len: int | None = None) -> str | None:
+def native_fault(config: ModelConfig, max_model_len: int | None = None) -> str | None:
     """Return what of a model has no native kernel; None where the native decoder runs it.
 
     max_model_len: of the service; None for the longest that the model has.
