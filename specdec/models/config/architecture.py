@@ -41,7 +41,8 @@ class Architecture:
     norm_eps_key, activation_key: their keys in config.json. legacy_activations: values of the
         latter that mean another function than they name.
     qkv_bias, output_bias, mlp_bias: of the projections to queries, keys and values, of attention's
-        output, and of the MLP. qk_norm: whether queries and keys are normalized.
+        output (None: as the former), and of the MLP. qk_norm: whether queries and keys are
+        normalized.
     windows, ropes: by layer; without a rule of ropes all layers have the same one.
     rotary_fraction: the part of each head that is rotated; None: all.
     traits: how the layers differ; if config.json decides, a function of it with these defaults.
@@ -60,7 +61,7 @@ class Architecture:
     activation_key: str = "hidden_act"
     legacy_activations: Mapping[str, Activation] = field(default_factory=dict)
     qkv_bias: Feature = False
-    output_bias: Feature = False
+    output_bias: Feature | None = None
     mlp_bias: Feature = False
     qk_norm: Feature = False
     windows: WindowRule = no_windows
@@ -72,6 +73,11 @@ class Architecture:
     recurrent: Callable[[Mapping[str, Any], int], Recurrent | None] | None = None
     varied: Callable[[Mapping[str, Any], int], VariedLayers] | None = None
     canonical: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_given
+
+    @property
+    def bias_of_output(self) -> Feature:
+        """Presence of the bias of attention's output."""
+        return self.qkv_bias if self.output_bias is None else self.output_bias
 
     def ropes_of(self, raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
         """Return the rotary embedding of each layer."""

@@ -204,7 +204,7 @@ class ModelConfig:
             eos_token_ids=frozenset(),
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=has(raw, family.qkv_bias),
-            has_output_bias=has(raw, family.output_bias),
+            has_output_bias=has(raw, family.bias_of_output),
             has_mlp_bias=has(raw, family.mlp_bias),
             has_qk_norm=has(raw, family.qk_norm),
             sliding_windows=windows,

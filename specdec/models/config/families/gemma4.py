@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive_or_none, unsupported
@@ -106,41 +105,38 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     return read_experts(raw, "num_experts", range(num_layers), per_token_key="top_k_experts")
 
 
-GEMMA4: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "Gemma4ForCausalLM": Architecture(
-            "gemma4_text",
-            ("Gemma 4 E2B, E4B, 26B-A4B and 31B (text)",),
-            "as Gemma 3; heads of another size in the layers with full attention, whose keys may "
-            "be their values; last layers that read the KV of earlier ones; a vector of each token "
-            "for each layer; experts beside the MLP",
-            {
-                "vocab_size": 262_144,
-                "num_key_value_heads": 4,
-                "head_dim": 256,
-                "global_head_dim": 512,
-                "hidden_activation": Activation.GELU_TANH.value,
-                "max_position_embeddings": 131_072,
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": True,
-                "sliding_window": 512,
-                "vocab_size_per_layer_input": 262_144,
-                "hidden_size_per_layer_input": 256,
-                "attention_k_eq_v": False,
-                "num_kv_shared_layers": 0,
-                "enable_moe_block": False,
-                "use_double_wide_mlp": False,
-            },
-            activation_key="hidden_activation",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm=True,
-            windows=periodic_windows(6),
-            ropes=_ropes,
-            traits=_traits,
-            experts=_experts,
-            varied=_varied,
-            canonical=_canonical,
-        ),
-    }
-)
+GEMMA4: Mapping[str, Architecture] = {
+    "Gemma4ForCausalLM": Architecture(
+        "gemma4_text",
+        ("Gemma 4 E2B, E4B, 26B-A4B and 31B (text)",),
+        "as Gemma 3; heads of another size in the layers with full attention, whose keys may "
+        "be their values; last layers that read the KV of earlier ones; a vector of each token "
+        "for each layer; experts beside the MLP",
+        {
+            "vocab_size": 262_144,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_activation": Activation.GELU_TANH.value,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "sliding_window": 512,
+            "vocab_size_per_layer_input": 262_144,
+            "hidden_size_per_layer_input": 256,
+            "attention_k_eq_v": False,
+            "num_kv_shared_layers": 0,
+            "enable_moe_block": False,
+            "use_double_wide_mlp": False,
+        },
+        activation_key="hidden_activation",
+        qkv_bias="attention_bias",
+        qk_norm=True,
+        windows=periodic_windows(6),
+        ropes=_ropes,
+        traits=_traits,
+        experts=_experts,
+        varied=_varied,
+        canonical=_canonical,
+    ),
+}

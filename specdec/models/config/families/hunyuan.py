@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, head_dim_of, overlaid, positive, unsupported
@@ -65,33 +64,29 @@ def _of_all_layers(raw: Mapping[str, Any], name: str) -> int:
 
 _DEFAULTS = {"rope_theta": 10_000.0, "use_qk_norm": True}
 
-HUNYUAN: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "HunYuanDenseV1ForCausalLM": Architecture(
-            "hunyuan_v1_dense",
-            ("Hunyuan 0.5B, 1.8B, 4B and 7B",),
-            "queries and keys normalized by head, after their rotation; theta scaled by `alpha`",
-            _DEFAULTS,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="use_qk_norm",
-            traits=DecoderTraits(rotates_before_norms=True, names=TensorNames(qk_norms=_NORMS)),
-            canonical=_canonical,
+HUNYUAN: Mapping[str, Architecture] = {
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        "hunyuan_v1_dense",
+        ("Hunyuan 0.5B, 1.8B, 4B and 7B",),
+        "queries and keys normalized by head, after their rotation; theta scaled by `alpha`",
+        _DEFAULTS,
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        traits=DecoderTraits(rotates_before_norms=True, names=TensorNames(qk_norms=_NORMS)),
+        canonical=_canonical,
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        "hunyuan_v1_moe",
+        ("Hunyuan A13B",),
+        "as Hunyuan dense, with a mixture and a shared expert on each layer",
+        {**_DEFAULTS, "num_experts": 1, "moe_topk": 1},
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        traits=DecoderTraits(
+            rotates_before_norms=True,
+            names=TensorNames(qk_norms=_NORMS, router="gate.wg", shared="shared_mlp"),
         ),
-        "HunYuanMoEV1ForCausalLM": Architecture(
-            "hunyuan_v1_moe",
-            ("Hunyuan A13B",),
-            "as Hunyuan dense, with a mixture and a shared expert on each layer",
-            {**_DEFAULTS, "num_experts": 1, "moe_topk": 1},
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="use_qk_norm",
-            traits=DecoderTraits(
-                rotates_before_norms=True,
-                names=TensorNames(qk_norms=_NORMS, router="gate.wg", shared="shared_mlp"),
-            ),
-            experts=_experts,
-            canonical=_canonical,
-        ),
-    }
-)
+        experts=_experts,
+        canonical=_canonical,
+    ),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive, unsupported
@@ -74,38 +73,35 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
     )
 
 
-LLAMA4: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "Llama4ForCausalLM": Architecture(
-            "llama4_text",
-            ("Llama 4 Scout and Maverick (text)",),
-            "attention to chunks on the layers with rotary embedding; queries and keys normalized "
-            "after it; queries that grow with their position on the others; a mixture with a "
-            "shared expert, whose weights multiply the inputs of experts",
-            {
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "rope_theta": 500_000.0,
-                "max_position_embeddings": 131_072,
-                "intermediate_size": 8192,
-                "intermediate_size_mlp": 16_384,
-                "num_experts_per_tok": 1,
-                "num_local_experts": 16,
-                "interleave_moe_layer_step": 1,
-                "use_qk_norm": True,
-                "no_rope_layer_interval": 4,
-                "attention_chunk_size": 8192,
-                "attn_temperature_tuning": True,
-                "floor_scale": 8192,
-                "attn_scale": 0.1,
-            },
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="use_qk_norm",
-            ropes=rope_on_some_layers,
-            traits=_traits,
-            experts=_experts,
-            canonical=_canonical,
-        ),
-    }
-)
+LLAMA4: Mapping[str, Architecture] = {
+    "Llama4ForCausalLM": Architecture(
+        "llama4_text",
+        ("Llama 4 Scout and Maverick (text)",),
+        "attention to chunks on the layers with rotary embedding; queries and keys normalized "
+        "after it; queries that grow with their position on the others; a mixture with a "
+        "shared expert, whose weights multiply the inputs of experts",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 500_000.0,
+            "max_position_embeddings": 131_072,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16_384,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 16,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": True,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        ropes=rope_on_some_layers,
+        traits=_traits,
+        experts=_experts,
+        canonical=_canonical,
+    ),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, overlaid, positive, unsupported
@@ -75,49 +74,47 @@ def _yarn(theta: float, factor: float, original: int) -> Mapping[str, Any]:
     }
 
 
-MISTRAL: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "Ministral3ForCausalLM": Architecture(
-            "ministral3",
-            ("Ministral 3 3B, 8B and 14B",),
-            "as Mistral; queries multiplied by a factor that grows with their position",
-            {
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "sliding_window": None,
-                "rope_parameters": _yarn(1_000_000.0, 16.0, 16_384),
-            },
-            windows=one_window,
-            traits=_traits,
-            canonical=_canonical,
-        ),
-        "Mistral4ForCausalLM": Architecture(
-            "mistral4",
-            ("Mistral Small 4",),
-            "latent attention and a mixture as in DeepSeek-V3, of softmax scores without a bias; "
-            "queries as in Ministral 3",
-            {
-                "kv_lora_rank": 256,
-                "q_lora_rank": 1024,
-                "qk_nope_head_dim": 64,
-                "qk_rope_head_dim": 64,
-                "v_head_dim": 128,
-                "rms_norm_eps": 1e-6,
-                "first_k_dense_replace": 0,
-                "n_routed_experts": 128,
-                "n_shared_experts": 1,
-                "n_group": 1,
-                "topk_group": 1,
-                "num_experts_per_tok": 4,
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 1.0,
-                "moe_intermediate_size": 2048,
-                "rope_parameters": _yarn(10_000.0, 128.0, 8192),
-            },
-            traits=_mistral4_traits,
-            latent=deepseek_latent,
-            experts=mistral4_experts,
-            canonical=_mistral4_canonical,
-        ),
-    }
-)
+MISTRAL: Mapping[str, Architecture] = {
+    "Ministral3ForCausalLM": Architecture(
+        "ministral3",
+        ("Ministral 3 3B, 8B and 14B",),
+        "as Mistral; queries multiplied by a factor that grows with their position",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "sliding_window": None,
+            "rope_parameters": _yarn(1_000_000.0, 16.0, 16_384),
+        },
+        windows=one_window,
+        traits=_traits,
+        canonical=_canonical,
+    ),
+    "Mistral4ForCausalLM": Architecture(
+        "mistral4",
+        ("Mistral Small 4",),
+        "latent attention and a mixture as in DeepSeek-V3, of softmax scores without a bias; "
+        "queries as in Ministral 3",
+        {
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "moe_intermediate_size": 2048,
+            "rope_parameters": _yarn(10_000.0, 128.0, 8192),
+        },
+        traits=_mistral4_traits,
+        latent=deepseek_latent,
+        experts=mistral4_experts,
+        canonical=_mistral4_canonical,
+    ),
+}

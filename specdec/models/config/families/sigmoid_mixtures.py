@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, overlaid, unsupported
@@ -62,69 +61,68 @@ def _exaone_canonical(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _DEFAULTS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "first_k_dense_replace": 1}
 
-SIGMOID_MIXTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "Glm4MoeLiteForCausalLM": Architecture(
-            "glm4_moe_lite",
-            ("GLM-4.7-Flash",),
-            "latent attention and experts as in DeepSeek-V3",
-            {
-                **_DEFAULTS,
-                "kv_lora_rank": 512,
-                "q_lora_rank": 768,
-                "qk_nope_head_dim": 192,
-                "qk_rope_head_dim": 64,
-                "v_head_dim": 256,
-                "n_routed_experts": 64,
-                "n_shared_experts": 1,
-                "num_experts_per_tok": 4,
-                "moe_intermediate_size": 1536,
-                "routed_scaling_factor": 1.8,
-            },
-            traits=deepseek_traits,
-            latent=deepseek_latent,
-            experts=experts_by_type,
-        ),
-        "ExaoneMoeForCausalLM": Architecture(
-            "exaone_moe",
-            ("K-EXAONE 236B-A23B",),
-            "as EXAONE 4, with norms before attention and MLP; experts as in DeepSeek-V3",
-            {
-                **_DEFAULTS,
-                "num_key_value_heads": 32,
-                "sliding_window": 4096,
-                "num_experts": 64,
-                "num_shared_experts": 1,
-                "num_experts_per_tok": 8,
-                "moe_intermediate_size": 1024,
-                "routed_scaling_factor": 2.5,
-            },
-            qk_norm=True,
-            windows=periodic_windows_if_any(4, "sliding_window_pattern"),
-            ropes=rope_on_windows_if_any,
-            traits=DecoderTraits(names=TensorNames(choice_bias="e_score_correction_bias")),
-            experts=experts_by_type,
-            canonical=_exaone_canonical,
-        ),
-        "SolarOpenForCausalLM": Architecture(
-            "solar_open",
-            ("Solar Open 100B",),
-            "experts as in DeepSeek-V3 on each layer; QKV bias by `attention_bias`",
-            {
-                **_DEFAULTS,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "rope_theta": 1_000_000.0,
-                "n_routed_experts": 128,
-                "n_shared_experts": 1,
-                "num_experts_per_tok": 8,
-                "moe_intermediate_size": 1280,
-                "routed_scaling_factor": 1.0,
-                # No layer has one: every MLP is a mixture.
-                "intermediate_size": 1280,
-            },
-            qkv_bias="attention_bias",
-            experts=_experts_of_all_layers,
-        ),
-    }
-)
+SIGMOID_MIXTURES: Mapping[str, Architecture] = {
+    "Glm4MoeLiteForCausalLM": Architecture(
+        "glm4_moe_lite",
+        ("GLM-4.7-Flash",),
+        "latent attention and experts as in DeepSeek-V3",
+        {
+            **_DEFAULTS,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+        },
+        traits=deepseek_traits,
+        latent=deepseek_latent,
+        experts=experts_by_type,
+    ),
+    "ExaoneMoeForCausalLM": Architecture(
+        "exaone_moe",
+        ("K-EXAONE 236B-A23B",),
+        "as EXAONE 4, with norms before attention and MLP; experts as in DeepSeek-V3",
+        {
+            **_DEFAULTS,
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "num_experts": 64,
+            "num_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1024,
+            "routed_scaling_factor": 2.5,
+        },
+        qk_norm=True,
+        windows=periodic_windows_if_any(4, "sliding_window_pattern"),
+        ropes=rope_on_windows_if_any,
+        traits=DecoderTraits(names=TensorNames(choice_bias="e_score_correction_bias")),
+        experts=experts_by_type,
+        canonical=_exaone_canonical,
+    ),
+    "SolarOpenForCausalLM": Architecture(
+        "solar_open",
+        ("Solar Open 100B",),
+        "experts as in DeepSeek-V3 on each layer; QKV bias by `attention_bias`",
+        {
+            **_DEFAULTS,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 1_000_000.0,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1280,
+            "routed_scaling_factor": 1.0,
+            # No layer has one: every MLP is a mixture.
+            "intermediate_size": 1280,
+        },
+        qkv_bias="attention_bias",
+        output_bias=False,
+        experts=_experts_of_all_layers,
+    ),
+}

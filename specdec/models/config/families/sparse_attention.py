@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from specdec.config.json_values import count, unsupported
@@ -80,45 +79,43 @@ _DEFAULTS = {
     "index_skip_topk_offset": 2,
 }
 
-SPARSE_ATTENTION: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "DeepseekV32ForCausalLM": Architecture(
-            "deepseek_v32",
-            ("DeepSeek-V3.2, V3.2-Exp, V3.2-Speciale",),
-            "as DeepSeek-V3; an indexer chooses the tokens that a query attends to",
-            {
-                **_DEFAULTS,
-                "q_lora_rank": 1536,
-                "qk_nope_head_dim": 128,
-                "v_head_dim": 128,
-                "rms_norm_eps": 1e-6,
-                "n_group": 8,
-                "topk_group": 4,
-                "index_n_heads": 64,
-            },
-            windows=_windows,
-            traits=deepseek_traits,
-            latent=_latent(is_interleaved=False),
-            experts=experts_by_type,
-        ),
-        "GlmMoeDsaForCausalLM": Architecture(
-            "glm_moe_dsa",
-            ("GLM-5",),
-            "as DeepSeek-V3.2; a layer may use the choice of an earlier one",
-            {
-                **_DEFAULTS,
-                "q_lora_rank": 2048,
-                "qk_nope_head_dim": 192,
-                "v_head_dim": 256,
-                "rms_norm_eps": 1e-5,
-                "n_group": 1,
-                "topk_group": 1,
-                "index_n_heads": 32,
-            },
-            windows=_windows,
-            traits=deepseek_traits,
-            latent=_latent(is_interleaved=True),
-            experts=experts_by_type,
-        ),
-    }
-)
+SPARSE_ATTENTION: Mapping[str, Architecture] = {
+    "DeepseekV32ForCausalLM": Architecture(
+        "deepseek_v32",
+        ("DeepSeek-V3.2, V3.2-Exp, V3.2-Speciale",),
+        "as DeepSeek-V3; an indexer chooses the tokens that a query attends to",
+        {
+            **_DEFAULTS,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "n_group": 8,
+            "topk_group": 4,
+            "index_n_heads": 64,
+        },
+        windows=_windows,
+        traits=deepseek_traits,
+        latent=_latent(is_interleaved=False),
+        experts=experts_by_type,
+    ),
+    "GlmMoeDsaForCausalLM": Architecture(
+        "glm_moe_dsa",
+        ("GLM-5",),
+        "as DeepSeek-V3.2; a layer may use the choice of an earlier one",
+        {
+            **_DEFAULTS,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_n_heads": 32,
+        },
+        windows=_windows,
+        traits=deepseek_traits,
+        latent=_latent(is_interleaved=True),
+        experts=experts_by_type,
+    ),
+}
