@@ -38,7 +38,10 @@ from specdec.types.sharding import HeadShard, head_rows
 
 
 class Attention(nn.Module):
-    """Self-attention of this rank's heads over paged KV."""
+    """Self-attention of this rank's heads over paged KV.
+
+    Some families multiply its result by a sigmoid of each value (arXiv 2505.06708).
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Attention(nn.Module):
         self.kv_scales = UNIT_SCALES  # of a KV cache of 8-bit floats
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
         self.head_dim = config.head_dim
+        self.num_gates = self.num_heads * config.traits.has_attention_gate
         self.has_qk_norm = config.has_qk_norm
         query_size = config.num_heads * config.head_dim
         parts = _qkv_parts(config, prefix, heads)
@@ -88,7 +92,7 @@ class Attention(nn.Module):
         query_scale: Tensor | None = None,  # [T, 1, 1]
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
-        heads = self._project(x, rotation)
+        heads, gates = self._project(x, rotation)
         if query_scale is not None:
             assert self._fused_norms is None, "norms would cancel the factors"
             heads[:, : self.num_heads] *= query_scale
@@ -101,6 +105,8 @@ class Attention(nn.Module):
             self.sinks,
             self.kv_scales,
         )
+        if self.num_gates:
+            attended = attended * gates.sigmoid()
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
@@ -114,54 +120,33 @@ class Attention(nn.Module):
     ) -> None:
         """Write the keys and values of x, to which no query attends in this pass."""
         norms, scales = self._fused_norms, self.kv_scales
-        heads, left = self._project(x, rotation), None if self._rotates_first else rotation
+        (heads, _), left = self._project(x, rotation), None if self._rotates_first else rotation
         attention.rotate_and_store(heads, norms, left, kv_cache, slots, scales)
 
-    def _project(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        """Return queries, keys and values [T, heads, head_dim], with norms not by attention."""
-        heads: Tensor = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+    def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Return queries, keys and values with norms not by attention, and gates.
+
+        Both are [T, heads, head_dim].
+        """
+        projected = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        heads, gates = projected, projected[:, :0]
+        if self.num_gates:
+            gates, heads = projected.tensor_split((self.num_gates,), 1)
+            heads = heads.contiguous()
         if self._rotates_first and rotation is not None:
             rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
-        return heads if self.norms_rotated and rotation is None else self._with_norms(heads)
-
-    def _with_norms(self, heads: Tensor) -> Tensor:
-        if self.has_qk_norm and self._fused_norms is None:
+        has_norms = self.has_qk_norm and self._fused_norms is None
+        if has_norms and (rotation is not None or not self.norms_rotated):
             query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        return heads
+        return heads, gates
 
     def _norms_by_head(self) -> QueryKeyNorms | None:
         """Return the norms, if they are such as attention applies itself."""
         query, key = self.query_norm, self.key_norm
         is_by_head = isinstance(query, RMSNorm) and isinstance(key, RMSNorm)
         return QueryKeyNorms(query, key) if is_by_head else None
-
-
-class GatedAttention(Attention):
-    """Attention whose result is multiplied by a sigmoid of each value (arXiv 2505.06708)."""
-
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        rotation: Rotation | None,
-        kv_cache: Tensor,
-        attention: PagedAttention,
-        plan: AttentionPlan,
-        query_scale: Tensor | None = None,
-    ) -> Tensor:
-        """See Attention."""
-        assert query_scale is None, "no family has gates and factors of queries"
-        projected = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        gates, others = projected.tensor_split((self.num_heads,), 1)
-        heads = self._with_norms(others.contiguous())
-        norms, scales = self._fused_norms, self.kv_scales
-        attended = attention.rotate_and_run(
-            heads, norms, rotation, kv_cache, plan, self.sinks, scales
-        )
-        output: Tensor = self.o_proj((attended * gates.sigmoid()).flatten(1), residual)
-        return output
 
 
 def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
@@ -253,8 +238,7 @@ def read_attention(
         indexer = config.latent.indexer
         has_indexer = indexer is not None and index in indexer.layers
         return LatentAttention(config, reader, name, group, has_indexer=has_indexer)
-    kind = GatedAttention if config.traits.has_attention_gate else Attention
-    return kind(config, reader, name, group)
+    return Attention(config, reader, name, group)
 
 
 def _read_mixer(

@@ -37,6 +37,7 @@ class MLP(nn.Module):
         """
         super().__init__()
         experts, traits = config.experts, config.traits
+        self._traits = traits
         latent = experts.latent_size if experts is not None and is_routed else None
         hidden, intermediate = latent or config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self.activation = traits.has_gate, traits.activation
@@ -102,22 +103,11 @@ class ScaledMLP(MLP):
     It is no expert.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        reader: CheckpointReader,
-        prefix: str,
-        group: TensorParallelGroup,
-    ) -> None:
-        """See MLP."""
-        super().__init__(config, reader, prefix, group)
-        self.gate_scale, self.scale = config.traits.gate_scale, config.traits.mlp_scale
-
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """See MLP."""
         units = self.gate_up_proj(x)
-        units[:, : units.shape[1] // 2] *= self.gate_scale
-        output: Tensor = self.down_proj(self._activate(units), None) * self.scale
+        units[:, : units.shape[1] // 2] *= self._traits.gate_scale
+        output: Tensor = self.down_proj(self._activate(units), None) * self._traits.mlp_scale
         return output if residual is None else residual + output
 
 
