@@ -226,7 +226,7 @@ class HeadConfig:
         return replace(self, token_map=read_token_map(path, self.target.vocab_size))
 
     def _with_decoder(self, decoder: ModelConfig) -> HeadConfig:
-        shape: HeadShape = replace(self.shape, decoder=decoder)  # type: ignore[type-var]
+        shape = replace(self.shape, decoder=decoder)
         return replace(self, reading=replace(self.reading, shape=shape))
 
     def describe(self) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from specdec.models.heads.formats.source import HeadSource, Shape
 class BigramShape(StatelessShape):
     """Sizes of a table; num_heads: most draft tokens."""
 
-    draft_vocab_size: int
-
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""
         return {"scores.weight": (self.draft_vocab_size, self.draft_vocab_size)}
@@ -26,7 +24,7 @@ class BigramShape(StatelessShape):
 
 def _read(source: HeadSource, target: ModelConfig) -> Reading:
     depth = source.fields.count("bigram_depth")
-    shape = BigramShape(target.hidden_size, depth, target.vocab_size)
+    shape = BigramShape(target.hidden_size, depth, draft_vocab_size=target.vocab_size)
     return Reading("bigrams", shape, source.renamed(str))
 
 

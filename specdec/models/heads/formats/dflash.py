@@ -22,7 +22,7 @@ from specdec.models.heads.formats.layers import (
     theta_note,
     with_embedding_scale,
 )
-from specdec.models.heads.formats.shape import HeadFormat, KvShape, OutputHeads, Reading
+from specdec.models.heads.formats.shape import HeadFormat, MappedShape, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -48,7 +48,7 @@ _UNSUPPORTED = {
 
 
 @dataclass(frozen=True)
-class DFlashShape(KvShape):
+class DFlashShape(MappedShape):
     """Sizes and switches of a block drafter.
 
     layers_read: inputs of the projection of the context. block_size: slots of a block, the anchor
@@ -57,16 +57,11 @@ class DFlashShape(KvShape):
     markov_has_bias: of its projection.
     """
 
-    decoder: ModelConfig
-    draft_vocab_size: int
     layers_read: Taps
     block_size: int
     mask_token_id: int
     predicts_from_anchor: bool
     causal_layers: frozenset[int]
-    has_embedding: bool
-    has_lm_head: bool
-    has_draft_ids: bool
     markov_rank: int = 0
     markov_kind: MarkovKind = "vanilla"
     markov_has_bias: bool = False
@@ -80,15 +75,8 @@ class DFlashShape(KvShape):
         return self.block_size if self.predicts_from_anchor else self.block_size - 1
 
     @property
-    def output_heads(self) -> OutputHeads | None:
-        """See HeadShape."""
-        if not self.has_lm_head:
-            return None
-        names = ("lm_head.weight", *("markov_head.markov_w2.weight",) * bool(self.markov_rank))
-        return OutputHeads(names, "d2t", self.has_draft_ids, self._with_tokens, are_offsets=True)
-
-    def _with_tokens(self, count: int) -> DFlashShape:
-        return replace(self, draft_vocab_size=count, has_draft_ids=True)
+    def _output_names(self) -> tuple[str, ...]:
+        return ("lm_head.weight", *("markov_head.markov_w2.weight",) * bool(self.markov_rank))
 
     def block_len(self, num_draft_tokens: int) -> int:
         """See HeadShape; a token of the block may see all others."""
@@ -169,7 +157,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         draft_vocab_size=draft_vocab_size,
         layers_read=_layers_read(fields, keys, names, target),
         block_size=keys.count("block_size", least=1 if is_dspark else 2, most=_MAX_BLOCK_SIZE),
-        mask_token_id=_mask_token_id(keys, target),
+        mask_token_id=keys.count("mask_token_id", least=0, most=target.vocab_size - 1),
         predicts_from_anchor=is_dspark,
         causal_layers=_causal_layers(keys, layers, decoder),
         has_embedding="embed_tokens.weight" in names,
@@ -179,7 +167,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         markov_kind=_markov_kind(keys) if rank else "vanilla",
         markov_has_bias=any(f"markov_head.{name}_proj.bias" in names for name in ("gate", "joint")),
     )
-    _require_map(shape, source, target)
+    shape.require_map(source)
     is_given = _given_layers(fields, keys, target) is not None
     notes = (*theta_note(layers, target), *layers_note(layers, decoder))
     return Reading(
@@ -254,15 +242,6 @@ def _with_usual_window(layers: Fields, keys: Fields) -> Fields:
     return Fields({**layers.raw, **changes}, layers.path)
 
 
-def _require_map(shape: DFlashShape, source: HeadSource, target: ModelConfig) -> None:
-    """Raise UnsupportedModelError if the head has other tokens, and no tensor maps them."""
-    if not shape.has_draft_ids and shape.draft_vocab_size != target.vocab_size:
-        raise UnsupportedModelError(
-            f"{source.directory}: lm_head.weight has {shape.draft_vocab_size} rows, and the target "
-            f"{target.vocab_size} tokens; tensor d2t, which maps them, is missing"
-        )
-
-
 def _causal_layers(keys: Fields, layers: Fields, decoder: ModelConfig) -> frozenset[int]:
     """Return the layers with causal blocks: all or none by `is_causal` or `causal`.
 
@@ -304,13 +283,6 @@ def evenly_spaced(count: int, target: ModelConfig) -> Taps:
     if count < 1 or last - 1 < count - 1:
         raise UnsupportedModelError("config.json has no target_layer_ids")
     return Taps(tuple(round(1 + i * (last - 1) / (count - 1)) + 1 for i in range(count)))
-
-
-def _mask_token_id(keys: Fields, target: ModelConfig) -> int:
-    token = keys.count("mask_token_id", least=0)
-    if token >= target.vocab_size:
-        raise keys.error("mask_token_id", f"below the target's vocab_size ({target.vocab_size})")
-    return token
 
 
 def _markov_kind(keys: Fields) -> MarkovKind:

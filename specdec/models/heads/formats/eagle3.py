@@ -19,7 +19,7 @@ from specdec.models.heads.formats.layers import (
     read_layers,
     theta_note,
 )
-from specdec.models.heads.formats.shape import HeadFormat, KvShape, OutputHeads, Reading
+from specdec.models.heads.formats.shape import HeadFormat, MappedShape, Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
 from specdec.models.heads.formats.taps import Taps, default_note, default_taps, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
@@ -31,19 +31,17 @@ _UNUSED = re.compile(rf".*rotary_emb\.inv_freq|t2d|d2t|{re.escape(_PARALLEL)}.*|
 
 
 @dataclass(frozen=True)
-class Eagle3Shape(KvShape):
+class Eagle3Shape(MappedShape):
     """Sizes and switches of an EAGLE-3 head.
 
     layers_read: inputs of the projection `fc`; None without it: the feature is the target's final
     hidden state. target_size: its width. norm_before_fc: one norm over all inputs; fc_norm: one for
     each. has_token_norm: of the embedding. norm_before_residual: the residual is the normed
     feature. has_final_norm: before the output head. recycles_norm: the feature of a drafted token
-    is after that norm. has_draft_ids: of a smaller vocabulary. mask_token_id, mask_shape: of the
-    mask token and its hidden state in P-EAGLE.
+    is after that norm. mask_token_id, mask_shape: of the mask token and its hidden state in
+    P-EAGLE.
     """
 
-    decoder: ModelConfig
-    draft_vocab_size: int
     target_size: int
     layers_read: Taps | None
     has_bias: bool
@@ -53,13 +51,8 @@ class Eagle3Shape(KvShape):
     norm_before_residual: bool
     has_final_norm: bool
     recycles_norm: bool
-    has_embedding: bool
-    has_lm_head: bool
-    has_draft_ids: bool
     mask_token_id: int | None = None
     mask_shape: Shape = ()
-
-    max_draft_tokens: int | None = None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -69,17 +62,6 @@ class Eagle3Shape(KvShape):
     def num_inputs(self) -> int:
         """Hidden states of a token that `fc` projects together."""
         return len(self.layers_read.layer_ids) if self.layers_read else 1
-
-    @property
-    def output_heads(self) -> OutputHeads | None:
-        """See HeadShape."""
-        if not self.has_lm_head:
-            return None
-        names = ("lm_head.weight",)
-        return OutputHeads(names, "d2t", self.has_draft_ids, self._with_tokens, are_offsets=True)
-
-    def _with_tokens(self, count: int) -> Eagle3Shape:
-        return replace(self, draft_vocab_size=count, has_draft_ids=True)
 
     def block_len(self, num_draft_tokens: int) -> int:
         """See HeadShape; one draft token needs no mask token, and has one."""
@@ -259,10 +241,7 @@ def _mask_token_id(fields: Fields, names: TensorNames, target: ModelConfig) -> i
         return None
     for name in ("mask_token_id", "ptd_token_id", "pard_token"):
         if name in fields:
-            token = fields.count(name, least=0)
-            if token >= target.vocab_size:
-                raise fields.error(name, f"below the target's vocab_size ({target.vocab_size})")
-            return token
+            return fields.count(name, least=0, most=target.vocab_size - 1)
     raise UnsupportedModelError(f"{fields.path} has no mask_token_id, which mask_hidden needs")
 
 
@@ -276,11 +255,7 @@ def _require_sharing(shape: Eagle3Shape, source: HeadSource) -> None:
             f"{source.directory}: hidden_size is {hidden} and the target's is {target_size}, so it "
             "must have the tensors embed_tokens.weight, lm_head.weight and fc.weight"
         )
-    if not shape.has_draft_ids and shape.draft_vocab_size != shape.decoder.vocab_size:
-        raise UnsupportedModelError(
-            f"{source.directory}: lm_head.weight has {shape.draft_vocab_size} rows, and the target "
-            f"{shape.decoder.vocab_size} tokens; tensor d2t, which maps them, is missing"
-        )
+    shape.require_map(source)
 
 
 def _format(fields: Fields, shape: Eagle3Shape, names: TensorNames) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.layers import describe_windows, layer_shapes
 from specdec.models.heads.formats.shape import KvShape
 from specdec.models.heads.formats.source import Shape
@@ -18,28 +17,17 @@ from specdec.models.heads.formats.source import Shape
 class FusedShape(KvShape):
     """Sizes and switches of such a head.
 
-    decoder: its layers. has_bias: of the projection. normalizes_inputs: of the projection.
-    is_feature_first: in the concatenation. has_first_norm: of the first layer, before attention.
-    has_final_norm: before the output head. recycles_norm: the feature of a drafted token is after
-    that norm. adds_one: norms are stored as their difference from 1. has_embedding, has_lm_head:
-    instead of the target's.
+    has_bias: of the projection. normalizes_inputs: of the projection. is_feature_first: in the
+    concatenation. has_first_norm: of the first layer, before attention. has_final_norm: before the
+    output head. recycles_norm: the feature of a drafted token is after that norm.
     """
 
-    decoder: ModelConfig
-    draft_vocab_size: int
     has_bias: bool = False
     normalizes_inputs: bool = False
     is_feature_first: bool = False
     has_first_norm: bool = True
     has_final_norm: bool = False
     recycles_norm: bool = False
-    adds_one: bool = False
-    has_embedding: bool = False
-    has_lm_head: bool = False
-
-    taps: tuple[int, ...] = ()
-    max_draft_tokens: int | None = None
-    has_draft_ids: bool = False
 
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""

@@ -31,7 +31,6 @@ class HydraShape(StatelessShape):
     """Sizes of Hydra heads. has_head_bias: of the output heads."""
 
     num_layers: int
-    draft_vocab_size: int
     has_head_bias: bool
 
     def input_size(self, head: int, layer: int) -> int:
@@ -77,9 +76,7 @@ def read_hydra(source: HeadSource, target: ModelConfig) -> Reading:
         draft_vocab_size=target.vocab_size,
         has_head_bias="lm_heads.0.bias" in names,
     )
-    name = "base_model_name_or_path"
-    target_name = fields.text(name) if name in fields else None
-    return Reading("Hydra", shape, names, target_name)
+    return Reading("Hydra", shape, names, fields.optional_text("base_model_name_or_path"))
 
 
 def _canonical(stored: str) -> str:

@@ -47,7 +47,6 @@ class MedusaShape(StatelessShape):
     num_layers: int
     has_bias: bool
     lm_heads: Literal["own", "shared", "target"]
-    draft_vocab_size: int
     stored_vocab_size: int
     has_token_map: bool
 
@@ -129,7 +128,8 @@ def read_medusa(source: HeadSource, target: ModelConfig) -> Reading:
         stored_vocab_size=stored if stored == draft_vocab_size else target.vocab_size,
         has_token_map=has_map,
     )
-    return Reading(f"Medusa ({_layout(source)})", shape, names, _target_name(source))
+    target_name = fields.optional_text("base_model_name_or_path")
+    return Reading(f"Medusa ({_layout(source)})", shape, names, target_name)
 
 
 def _layout(source: HeadSource) -> str:
@@ -161,11 +161,6 @@ def _kind_of_lm_heads(names: TensorNames) -> Literal["own", "shared", "target"]:
             return "shared"
         case _:
             return "own"
-
-
-def _target_name(source: HeadSource) -> str | None:
-    name = "base_model_name_or_path"
-    return source.fields.text(name) if name in source.fields else None
 
 
 MEDUSA = HeadFormat(read_medusa, _has_medusa, keys=("medusa_num_heads",), order=4)

@@ -22,7 +22,6 @@ class MlpSpeculatorShape(StatelessShape):
     """
 
     inner_size: int
-    draft_vocab_size: int
     ties_weights: bool
     scales_input: bool
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Self
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
+from specdec.types.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -28,83 +30,64 @@ class OutputHeads:
     is_whole: bool = False
 
 
-class HeadShape(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class HeadShape(ABC):
     """Sizes of one head. See `DraftHead` for taps and the numbers of draft tokens.
 
-    adds_one: norms are stored as their difference from 1. output_heads: None where a list of tokens
-    cannot select any. whole_model: of a draft model; None for a head.
+    decoder: the layers with attention, as those of a decoder; None without any. adds_one: norms are
+    stored as their difference from 1.
     """
 
-    @property
-    def adds_one(self) -> bool: ...
+    draft_vocab_size: int
+    decoder: ModelConfig | None = None
+    adds_one: bool = False
 
     @property
-    def output_heads(self) -> OutputHeads | None: ...
-
-    @property
-    def whole_model(self) -> ModelConfig | None: ...
-
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-    @property
+    @abstractmethod
     def feature_size(self) -> int: ...
 
     @property
-    def max_draft_tokens(self) -> int | None: ...
+    def taps(self) -> tuple[int, ...]:
+        return ()
 
     @property
-    def draft_vocab_size(self) -> int: ...
-
-    @property
-    def decoder(self) -> ModelConfig | None:
-        """The layers with attention, as those of a decoder; None without any."""
-        ...
-
-    def block_len(self, num_draft_tokens: int) -> int:
-        """Return the slots that a block of drafts takes, as DeviceBlockHead; 0 without blocks."""
-        ...
-
-    def tensors(self) -> dict[str, Shape]:
-        """Return the shape of each tensor that the checkpoint has, by our names."""
-        ...
-
-    def summary(self) -> str:
-        """Return the sizes and switches for a log line."""
-        ...
-
-
-class BaseShape:
-    """Base of the shapes, without the parts that only some heads have; see HeadShape."""
-
-    @property
-    def adds_one(self) -> bool:
-        return False
+    def max_draft_tokens(self) -> int | None:
+        return None
 
     @property
     def output_heads(self) -> OutputHeads | None:
+        """None where a list of tokens cannot select any."""
         return None
 
     @property
     def whole_model(self) -> ModelConfig | None:
+        """The draft model; None for a head."""
         return None
 
     def block_len(self, num_draft_tokens: int) -> int:
-        """Return 0."""
+        """Return the slots that a block of drafts takes, as DeviceBlockHead; 0 without blocks."""
         return 0
 
+    @abstractmethod
+    def tensors(self) -> dict[str, Shape]:
+        """Return the shape of each tensor that the checkpoint has, by our names."""
 
-class KvShape(BaseShape):
-    """Base of the shapes of heads with attention, which are dataclasses with these fields.
+    @abstractmethod
+    def summary(self) -> str:
+        """Return the sizes and switches for a log line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvShape(HeadShape):
+    """Base of the shapes of heads with attention.
 
     has_embedding, has_lm_head: instead of the target's. has_draft_ids: of a smaller vocabulary.
     """
 
     decoder: ModelConfig
-    draft_vocab_size: int
-    has_embedding: bool
-    has_lm_head: bool
-    has_draft_ids: bool
+    has_embedding: bool = False
+    has_lm_head: bool = False
+    has_draft_ids: bool = False
 
     @property
     def feature_size(self) -> int:
@@ -121,8 +104,35 @@ class KvShape(BaseShape):
         return {name: shape for name, (exists, shape) in shapes.items() if exists}
 
 
+class MappedShape(KvShape):
+    """Base of the shapes of heads that may draft a part of the target's tokens, which d2t maps."""
+
+    @property
+    def output_heads(self) -> OutputHeads | None:
+        """See HeadShape."""
+        if not self.has_lm_head:
+            return None
+        names = self._output_names
+        return OutputHeads(names, "d2t", self.has_draft_ids, self._with_tokens, are_offsets=True)
+
+    def require_map(self, source: HeadSource) -> None:
+        """Raise UnsupportedModelError if the head has other tokens, and no tensor maps them."""
+        if not self.has_draft_ids and self.draft_vocab_size != self.decoder.vocab_size:
+            raise UnsupportedModelError(
+                f"{source.directory}: lm_head.weight has {self.draft_vocab_size} rows, and the "
+                f"target {self.decoder.vocab_size} tokens; tensor d2t, which maps them, is missing"
+            )
+
+    @property
+    def _output_names(self) -> tuple[str, ...]:
+        return ("lm_head.weight",)
+
+    def _with_tokens(self, count: int) -> Self:
+        return replace(self, draft_vocab_size=count, has_draft_ids=True)
+
+
 @dataclass(frozen=True)
-class StatelessShape(BaseShape):
+class StatelessShape(HeadShape):
     """Base of the shapes of heads without attention, which read the target's last hidden state.
 
     hidden_size: the target's. num_heads: each drafts one token.
@@ -130,14 +140,6 @@ class StatelessShape(BaseShape):
 
     hidden_size: int
     num_heads: int
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def decoder(self) -> ModelConfig | None:
-        return None
 
     @property
     def feature_size(self) -> int:

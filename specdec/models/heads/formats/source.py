@@ -73,6 +73,10 @@ class Fields:
             raise self.error(name, "a string")
         return value
 
+    def optional_text(self, name: str) -> str | None:
+        """Return a string, or None."""
+        return self.text(name) if name in self else None
+
     def nested(self, name: str) -> Fields:
         """Return a nested object; an empty one if it is missing."""
         value = self._value(name, {})

@@ -37,7 +37,7 @@ def require_whole_heads(fields: Fields) -> None:
 def target_name(fields: Fields) -> str | None:
     """Return the model that the draft was trained for."""
     verifier = fields.nested("speculators_config").nested("verifier")
-    return verifier.text("name_or_path") if "name_or_path" in verifier else None
+    return verifier.optional_text("name_or_path")
 
 
 def num_draft_tokens(fields: Fields) -> int | None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.drafters.token_map import token_map_of
-from specdec.models.heads.formats.shape import BaseShape, HeadFormat, Reading
+from specdec.models.heads.formats.shape import HeadFormat, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, Shape
 from specdec.models.weights.tensor_headers import text_name
 from specdec.types.errors import UnsupportedModelError
 
 
-@dataclass(frozen=True)
-class WholeModelShape(BaseShape):
+@dataclass(frozen=True, kw_only=True)
+class WholeModelShape(HeadShape):
     """Sizes of a draft model.
 
     output_tokens: those that it may draft, ascending; None for all.
@@ -29,24 +29,9 @@ class WholeModelShape(BaseShape):
     output_tokens: tuple[int, ...] | None = None
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """No layer: it reads no state of the target."""
-        return ()
-
-    @property
     def feature_size(self) -> int:
-        """0: see `taps`."""
+        """0: it reads no state of the target."""
         return 0
-
-    @property
-    def max_draft_tokens(self) -> None:
-        """No limit."""
-        return None
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """All tokens: those that it may not draft have no chance."""
-        return self.decoder.vocab_size
 
     @property
     def whole_model(self) -> ModelConfig:
@@ -70,7 +55,12 @@ def read_whole_model(source: HeadSource, target: ModelConfig) -> Reading:
         reason = f"{source.directory} cannot draft on the target's ranks: {fault}"
         raise UnsupportedModelError(f"{reason}; use method draft_model")
     tokens = token_map_of(source.directory, None, decoder.vocab_size)
-    shape = WholeModelShape(decoder, source.directory, tokens)
+    shape = WholeModelShape(
+        draft_vocab_size=decoder.vocab_size,
+        decoder=decoder,
+        directory=source.directory,
+        output_tokens=tokens,
+    )
     return Reading("a draft model", shape, source.renamed(text_name), ignored=_is_model)
 
 

@@ -13,9 +13,7 @@ from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import AnyDeviceBatch
 from specdec.kernels.reference.forward_batch import AdapterRun, ForwardBatch, on_device
 from specdec.models.config.model_config import ModelConfig
-from specdec.models.heads.formats.dflash import DFlashShape
-from specdec.models.heads.formats.eagle3 import Eagle3Shape
-from specdec.models.heads.formats.fused import FusedShape
+from specdec.models.heads.formats.shape import KvShape
 from specdec.models.heads.networks.adapted import AdaptedNetwork
 from specdec.models.heads.networks.base import FIRST_SLOT
 from specdec.models.heads.networks.target import TargetRank
@@ -94,12 +92,7 @@ class KvHead(AdaptedNetwork):
 
     reads_drafts: bool
 
-    def __init__(
-        self,
-        shape: FusedShape | Eagle3Shape | DFlashShape,
-        reader: CheckpointReader,
-        target: TargetRank,
-    ) -> None:
+    def __init__(self, shape: KvShape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
         decoder, num_tokens = shape.decoder, shape.draft_vocab_size
         hidden = decoder.hidden_size

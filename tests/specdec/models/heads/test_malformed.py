@@ -157,7 +157,7 @@ FAULTS = [
     ("speculators", nested("transformer_layer_config", rope_scaling=PARTIAL), "partial_rotary_factor in .* is 0.25; it must be 1.0 beside mrope_section"),
     ("speculators", keys(transformer_layer_config=None), r"num_attention_heads in .* is None"),
     ("p_eagle", keys(mask_token_id=None), "has no mask_token_id, which mask_hidden needs"),
-    ("p_eagle", keys(mask_token_id=VOCAB), r"mask_token_id in .* is 383; it must be below"),
+    ("p_eagle", keys(mask_token_id=VOCAB), r"mask_token_id in .* is 383; it must be a whole number from 0 to 382"),
     ("p_eagle", shaped("mask_hidden", 1, 1, 50), r"mask_hidden has shape \[1, 1, 50\]; expected \[1, 1, 144\]"),
     ("dflash", nested("dflash_config", mask_token_id=None), r"mask_token_id in .* is None"),
     ("dflash", keys(block_size=1), r"block_size in .* is 1; it must be a whole number from 2 to 64"),
