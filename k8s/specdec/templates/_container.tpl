@@ -3,10 +3,7 @@
 {{- define "specdec.rayContainer" -}}
 {{- $values := .root.Values -}}
 name: ray-{{ .kind }}
-image: {{ include "specdec.image" .root | quote }}
-imagePullPolicy: {{ $values.image.pullPolicy }}
-securityContext:
-  {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
+{{ include "specdec.imageAndSecurity" (list .root (include "specdec.image" .root)) }}
 env:
   {{- include "specdec.replaced" (dict "own" (include "specdec.env" .) "values" $values "extra" "extraEnv" "key" "name") | nindent 2 }}
 ports:
@@ -29,6 +26,15 @@ lifecycle:
       command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) . | toJson }}]
 volumeMounts:
   {{- include "specdec.replaced" (dict "own" (include "specdec.volumeMounts" .) "values" $values "extra" "extraVolumeMounts" "key" "mountPath") | nindent 2 }}
+{{- end -}}
+
+{{/* Takes root and the image of a container. */}}
+{{- define "specdec.imageAndSecurity" -}}
+{{- $values := (index . 0).Values -}}
+image: {{ index . 1 | quote }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+securityContext:
+  {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 {{- end -}}
 
 {{/* GPUs are set as limits, by which Ray counts them. */}}
@@ -99,10 +105,15 @@ volumeMounts:
 {{- if eq .kind "head" }}
 - {name: state, mountPath: /var/lib/specdec}
 {{- end }}
-{{- if $values.auth.apiKeys.enabled }}
+{{ include "specdec.authMounts" .root }}
+{{- end -}}
+
+{{/* Where containers find the API keys and the admin token, if they are enabled. */}}
+{{- define "specdec.authMounts" -}}
+{{- if .Values.auth.apiKeys.enabled }}
 - {name: api-keys, mountPath: /etc/specdec/api-keys, readOnly: true}
 {{- end }}
-{{- if $values.auth.adminToken.enabled }}
+{{- if .Values.auth.adminToken.enabled }}
 - {name: admin-token, mountPath: /etc/specdec/admin-token, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -169,14 +180,10 @@ while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "spe
 
 {{/* Envoy: terminates TLS, and forwards plain text to Serve's proxy in the same pod. */}}
 {{- define "specdec.sidecar" -}}
-{{- $values := .root.Values -}}
-{{- with $values.tls.sidecar -}}
+{{- with .root.Values.tls.sidecar -}}
 name: tls
-image: {{ .image | quote }}
-imagePullPolicy: {{ $values.image.pullPolicy }}
+{{ include "specdec.imageAndSecurity" (list $.root .image) }}
 args: ["--config-path", "/etc/envoy/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
-securityContext:
-  {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 ports:
   - {name: tls-http, containerPort: 8443}
   - {name: tls-grpc, containerPort: 9443}

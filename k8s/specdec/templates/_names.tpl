@@ -28,13 +28,17 @@
 {{- default (printf "%s/0" (include "specdec.anyHost" .root)) .given -}}
 {{- end -}}
 
-{{/* Labels of every object except pods. */}}
-{{- define "specdec.labels" -}}
-{{- include "specdec.labelsAnd" (list . dict) -}}
+{{/* Metadata of every object except pods. Takes root, the name, and labels of this object if it has any. */}}
+{{- define "specdec.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 1 | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
+labels:
+  {{- include "specdec.labels" (list $root (index (append . dict) 2)) | nindent 2 }}
 {{- end -}}
 
-{{/* The same and others of one object. Takes root and those. Users' labels replace the chart's. */}}
-{{- define "specdec.labelsAnd" -}}
+{{/* Labels of every object except pods. Takes root and others. Users' labels replace the chart's. */}}
+{{- define "specdec.labels" -}}
 {{- $root := index . 0 -}}
 {{- merge dict (default dict (index . 1)) (default dict $root.Values.commonLabels) (include "specdec.ownLabels" $root | fromYaml) | toYaml -}}
 {{- end -}}

@@ -12,18 +12,9 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "specdec.serviceAccount" .root | quote }}
-  automountServiceAccountToken: false
-  enableServiceLinks: false
+  {{- include "specdec.everyPod" .root | nindent 2 }}
   # The preStop hook, and 30 s in which Ray and Serve's replicas stop.
   terminationGracePeriodSeconds: {{ include "specdec.hookSeconds" . | int | add 30 }}
-  securityContext:
-    {{- toYaml $values.security.podSecurityContext | nindent 4 }}
-  {{- with $values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . | quote }}
-    {{- end }}
-  {{- end }}
   {{- with include "specdec.scheduling" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -39,6 +30,20 @@ spec:
     {{- end }}
   volumes:
     {{- include "specdec.replaced" (dict "own" (include "specdec.volumes" .) "values" $values "extra" "extraVolumes" "key" "name") | nindent 4 }}
+{{- end -}}
+
+{{/* Settings of every pod of the chart. */}}
+{{- define "specdec.everyPod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .Values.security.podSecurityContext | nindent 2 }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "specdec.podLabels" -}}
@@ -211,19 +216,24 @@ initContainers:
   emptyDir: {sizeLimit: 1Gi}
 {{- end }}
 {{- end }}
-{{- if $values.auth.apiKeys.enabled }}
-- name: api-keys
-  secret: {secretName: {{ include "specdec.apiKeysSecret" .root | quote }}, defaultMode: 0440}
-{{- end }}
-{{- if $values.auth.adminToken.enabled }}
-- name: admin-token
-  secret: {secretName: {{ include "specdec.adminTokenSecret" .root | quote }}, defaultMode: 0440}
-{{- end }}
+{{ include "specdec.authVolumes" .root }}
 {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
 - name: tls
   secret: {secretName: {{ include "specdec.tlsSecret" .root | quote }}, defaultMode: 0440}
 - name: envoy
   configMap: {name: {{ $fullname }}-envoy}
+{{- end }}
+{{- end -}}
+
+{{/* The volumes of specdec.authMounts. */}}
+{{- define "specdec.authVolumes" -}}
+{{- if .Values.auth.apiKeys.enabled }}
+- name: api-keys
+  secret: {secretName: {{ include "specdec.apiKeysSecret" . | quote }}, defaultMode: 0440}
+{{- end }}
+{{- if .Values.auth.adminToken.enabled }}
+- name: admin-token
+  secret: {secretName: {{ include "specdec.adminTokenSecret" . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}
 
