@@ -7,26 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cluster.config.draft_workers import DraftWorkersConfig
 from cluster.config.front_ends import FRONT_ENDS, front_end_count
+from cluster.config.ingress import IngressConfig
 from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
 from cluster.config.model_name import MAX_MODEL_CHARS, default_name
-from cluster.config.network import HOSTS, is_loopback
 from cluster.config.parsers import ReasoningParserName, ToolCallParserName
-from cluster.config.service_checks import (
-    check_cluster,
-    check_ingress,
-    check_lora_modules,
-    check_objective,
-    check_ports_and_tls,
-    check_startup_adapters,
-    check_tracing,
-    check_training,
-    check_verifiers,
-)
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from cluster.observability.metric_aliases import MetricAliases
@@ -51,7 +40,7 @@ from specdec.types.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
-class ServeConfig(DraftWorkersConfig):
+class ServeConfig(IngressConfig):
     """Configuration of the service for one model, validated when it is created.
 
     Raises InvalidValueError, which names field, value and limit.
@@ -91,12 +80,6 @@ class ServeConfig(DraftWorkersConfig):
         "Grace period in seconds for running requests when a replica shuts down; new requests are "
         "rejected",
     )
-    ingress: Literal["embedded", "serve"] = setting(
-        "embedded",
-        one_of("embedded", "serve"),
-        "Servers that accept requests: embedded starts them in the only replica, serve uses Ray "
-        "Serve's proxies and allows several replicas",
-    )
     frontends: str | int = setting(
         "auto",
         FRONT_ENDS,
@@ -104,32 +87,6 @@ class ServeConfig(DraftWorkersConfig):
         "process, which has them itself with 0; a model served through Ray Serve's proxies, or "
         "with a seed, has none",
         "on GPUs 2 with 8 processor cores or more, 4 with 16; otherwise 0",
-    )
-    host: str = setting("127.0.0.1", TEXT, "Host or address to listen on")
-    allowed_hosts: str | None = setting(
-        None,
-        HOSTS,
-        "Host names that HTTP requests may be addressed to, separated by commas; *.example.com "
-        "allows all names below a domain, * allows every name. Addresses, names of loopback, the "
-        "name of this machine and host are always allowed",
-        "every name if there are API keys, otherwise none besides these",
-    )
-    grpc_port: int = setting(9000, whole_number(1, 65535), "Port of the gRPC API")
-    http_port: int = setting(8000, whole_number(1, 65535), "Port of the HTTP API")
-    grpc_max_message_mib: int = setting(
-        16, whole_number(1, 1024), "Maximum size of a gRPC message, in MiB"
-    )
-    max_inflight_mib: int = setting(
-        128,
-        whole_number(1, 2**20),
-        "Maximum size of all gRPC messages and HTTP bodies together that a replica, or a proxy of "
-        "Serve, holds at a time, in MiB; more are rejected, except those of up to 64 KiB",
-    )
-    tls_cert_file: Path | None = setting(
-        None, FILE, "TLS certificate chain, as a PEM file", "no TLS"
-    )
-    tls_key_file: Path | None = setting(
-        None, FILE, "Private key of the TLS certificate, as a PEM file", "no TLS"
     )
     start_timeout_s: float = setting(
         600.0,
@@ -153,13 +110,6 @@ class ServeConfig(DraftWorkersConfig):
         one_of("auto", "ipc", "tcp"),
         "Transport of step messages to the ranks; auto uses ipc on the same node and tcp to other "
         "nodes",
-    )
-    ray_address: str | None = setting(
-        None,
-        optional(TEXT),
-        "Address of an existing Ray cluster, as host:port of its head or auto; needs --ingress "
-        "serve",
-        "starts a local Ray instance",
     )
     target_labels: str | None = setting(
         None,
@@ -230,9 +180,6 @@ class ServeConfig(DraftWorkersConfig):
         "YAML file of the API keys required by the OpenAI API and InferenceService, with the "
         "limits of each key",
         "$SPECDEC_API_KEYS, or none: every client is accepted",
-    )
-    http_max_body_mib: int = setting(
-        16, whole_number(1, 1024), "Maximum size of the body of an HTTP request, in MiB"
     )
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
@@ -318,33 +265,68 @@ class ServeConfig(DraftWorkersConfig):
         has_none = self.ingress == "serve" or self.seed is not None
         return 0 if has_none else front_end_count(self.frontends, self.device)
 
-    @property
-    def is_reachable(self) -> bool:
-        """Return whether other machines can connect to the service."""
-        return self.ingress == "serve" or not is_loopback(self.host)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Insecure settings that the operator should know of, one line each."""
-        if self.ray_address is not None:
-            return ("Ray Serve's gRPC ingress listens on all interfaces of the nodes without TLS",)
-        is_open = self.tls_cert_file is None and not is_loopback(self.host)
-        return (f"{self.host} is reachable from other machines, and TLS is off",) if is_open else ()
-
     def _check_together(self) -> None:
         super()._check_together()
         if len(self.served_model_name) > MAX_MODEL_CHARS:
             limit = f"at most {MAX_MODEL_CHARS} characters long"
             raise InvalidValueError("served_model_name", self.served_model_name, limit)
-        check_ports_and_tls(self)
-        check_verifiers(self)
-        check_tracing(self)
-        check_training(self)
-        check_objective(self)
-        check_ingress(self)
-        check_cluster(self)
+        if self.draft_labels and self.draft_model is None:
+            limit = "left out unless speculative_config has the method draft_model"
+            raise InvalidValueError("draft_labels", self.draft_labels, limit)
+        if self.otlp_traces_endpoint is not None and not _can_trace():
+            limit = "left out unless OpenTelemetry is installed: extra tracing; see docs/install.md"
+            raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
+        self._check_verifiers()
+        self._check_training()
+
+    def _check_verifiers(self) -> None:
+        """Check that a verifier for measurements alone is allowed explicitly."""
+        speculation = self.speculative_config
+        if speculation is None or self.allow_synthetic_acceptance:
+            return
+        if "synthetic" in speculation.allowed_verifiers:
+            limit = (
+                "without synthetic unless allow_synthetic_acceptance is given: it accepts wrong "
+            )
+            limit += "draft tokens, for measurements"
+            field = "speculative_config.allowed_verifiers"
+            raise InvalidValueError(field, speculation.allowed_verifiers, limit)
+
+    def _check_training(self) -> None:
+        """Check that there is a head to train where answers are kept for training."""
+        speculation = self.speculative_config
+        if self.training_buffer_tokens:
+            # The files of the model decide about what was left out.
+            has_head = speculation is not None and (
+                (speculation.head is not None and not speculation.head.has_layers_of_model)
+                or not speculation.left_out.isdisjoint({"method", "drafter"})
+            )
+            if not has_head:
+                limit = "0 unless speculative_config has a draft head, which the answers train"
+                raise InvalidValueError(
+                    "training_buffer_tokens", self.training_buffer_tokens, limit
+                )
+        elif self.training_cache_salt is not None:
+            limit = "left out unless training_buffer_tokens is given"
+            raise InvalidValueError("training_cache_salt", self.training_cache_salt, limit)
 
     def _check_adapters(self) -> None:
-        check_lora_modules(self)
+        if self.lora_modules is not None and not self.enable_lora:
+            limit = "left out unless enable_lora is given"
+            raise InvalidValueError("lora_modules", self.lora_modules, limit)
         super()._check_adapters()
-        check_startup_adapters(self)
+        limits, count = self.adapter_limits, len(self.startup_adapters)
+        if limits is not None and count > limits.max_loaded:
+            limit = f"at least {count}, the number of lora_modules"
+            raise InvalidValueError("max_cpu_loras", limits.max_loaded, limit)
+        if any(each.name == self.served_model_name for each in self.startup_adapters):
+            limit = "without an adapter that has the name of the model"
+            raise InvalidValueError("lora_modules", self.lora_modules, limit)
+
+
+def _can_trace() -> bool:
+    """Return whether the OTLP exporter is installed, without importing it."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

@@ -1,5 +1,5 @@
 # Modules: cluster.config.serve_config, cluster.config.parsers, cluster.config.model_name
-# Modules: cluster.config.service_checks, specdec.config.engine, specdec.config.fields
+# Modules: cluster.config.ingress, specdec.config.engine, specdec.config.fields
 import dataclasses
 import json
 import typing
@@ -359,7 +359,7 @@ def test_traces_need_optional_packages(monkeypatch):
         raise ModuleNotFoundError(name)
 
     for find in (missing, lambda name: None):
-        monkeypatch.setattr("cluster.config.service_checks.find_spec", find)
+        monkeypatch.setattr("cluster.config.serve_config.find_spec", find)
         with pytest.raises(InvalidValueError, match=r"extra tracing; see docs/install\.md"):
             ServeConfig(otlp_traces_endpoint=endpoint)
         assert ServeConfig().otlp_traces_endpoint is None
