@@ -19,7 +19,7 @@ from cluster.workers.groups.roles import OutputT, Role, StepT, num_tokens
 from cluster.workers.groups.step_deadline import StepDeadline
 from cluster.workers.messages import draft_serialization, serialization
 from cluster.workers.messages.frames import Frames
-from cluster.workers.messages.head_messages import LoadInbox
+from cluster.workers.messages.load_messages import LoadInbox
 from cluster.workers.messages.profile_messages import (
     END,
     WRITING_S,

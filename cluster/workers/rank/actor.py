@@ -18,9 +18,8 @@ from cluster.observability import logs
 from cluster.workers.cpu_scheduling import run_as_model, run_at_low_priority
 from cluster.workers.group_spec import GroupSpec, Peers, RankPlace
 from cluster.workers.messages import serialization
-from cluster.workers.messages.adapter_messages import is_adapter_report
 from cluster.workers.messages.frames import Frames
-from cluster.workers.messages.head_messages import is_load_report
+from cluster.workers.messages.load_messages import ADAPTERS, HEADS
 from cluster.workers.messages.profile_messages import is_report
 from cluster.workers.rank.peer_connections import PeerConnections
 from cluster.workers.transport.transport import (
@@ -38,7 +37,7 @@ if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does
 logger = logging.getLogger(__name__)
 
 
-_REPORTS = (is_report, is_load_report, is_adapter_report)
+_REPORTS = (is_report, HEADS.is_report, ADAPTERS.is_report)
 """Tests for the answers that every rank sends."""
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

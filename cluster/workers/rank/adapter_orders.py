@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.workers.messages.adapter_messages import load_report, order_in
 from cluster.workers.messages.frames import Frames
+from cluster.workers.messages.load_messages import ADAPTERS
 from specdec.models.resolve import log_progress, resolve_adapter
 from specdec.worker import ModelRunner
 
 
 def execute_adapter_order(runner: ModelRunner, rank: int, frames: Frames) -> Iterator[Frames]:
     """Load an adapter and report it, or free one; no step is in flight."""
-    assert runner.adapters is not None, "the model was loaded without adapters"
-    order = order_in(frames)
-    if isinstance(order, int):
-        runner.adapters.unload(order)
-        return
-    fault = runner.adapters.load(order, _find)
-    yield load_report(rank, order.adapter_id, fault)
+    adapters = runner.adapters
+    assert adapters is not None, "the model was loaded without adapters"
+    yield from ADAPTERS.execute(
+        frames, rank, lambda adapter: adapters.load(adapter, _find), adapters.unload
+    )
 
 
 def _find(source: str, directory: Path) -> Path:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cluster.workers.messages import draft_serialization, serialization
-from cluster.workers.messages.adapter_messages import is_for_adapters
 from cluster.workers.messages.frames import Frames
+from cluster.workers.messages.load_messages import ADAPTERS
 from cluster.workers.rank.adapter_orders import execute_adapter_order
 from cluster.workers.rank.draft_partition import DraftPartition
 from specdec.worker import DraftModelRunner, RankComparison
@@ -40,7 +40,7 @@ class DraftSteps:
 
         `is_interrupted` ends drafts ahead early.
         """
-        if is_for_adapters(frames):
+        if ADAPTERS.is_order(frames):
             yield from execute_adapter_order(self._runner, self._rank, frames)
             return
         step, partition = draft_serialization.decode_draft_step(frames), self._partition

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from cluster.workers.group_spec import ModelSource
 from cluster.workers.messages import serialization
-from cluster.workers.messages.adapter_messages import is_for_adapters
 from cluster.workers.messages.frames import Frames
-from cluster.workers.messages.head_messages import LoadReport, is_for_heads
-from cluster.workers.messages.head_messages import order_in as order_for_heads
+from cluster.workers.messages.load_messages import ADAPTERS, HEADS
 from cluster.workers.rank.adapter_orders import execute_adapter_order
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput, StepRow, VerifyOutput
@@ -47,10 +45,10 @@ class TargetSteps:
 
         has_message: whether another message has arrived, after which answers may be yielded.
         """
-        if is_for_heads(frames):
+        if HEADS.is_order(frames):
             yield from self.finish()
-            yield from self._change_head(order_for_heads(frames))
-        elif is_for_adapters(frames):
+            yield from self._change_head(frames)
+        elif ADAPTERS.is_order(frames):
             yield from self.finish()
             yield from execute_adapter_order(self._runner, self._rank, frames)
         else:
@@ -86,13 +84,13 @@ class TargetSteps:
             else:
                 self._sleep(_POLL_S)
 
-    def _change_head(self, order: HeadFile | int) -> Iterator[Frames]:
+    def _change_head(self, frames: Frames) -> Iterator[Frames]:
         """Load a version of the draft head and report it, or draft with a loaded one."""
         versions = self._runner.head_versions
         assert versions is not None, "the target has no draft head"
-        if isinstance(order, int):
-            versions.switch(order)
-            return
-        source = ModelSource(order.name, Path(order.directory), may_be_pickled=True)
-        fault = versions.load(order, source.here)
-        yield LoadReport(self._rank, order.version, fault).encode()
+
+        def load(head: HeadFile) -> str:
+            source = ModelSource(head.name, Path(head.directory), may_be_pickled=True)
+            return versions.load(head, source.here)
+
+        yield from HEADS.execute(frames, self._rank, load, versions.switch)

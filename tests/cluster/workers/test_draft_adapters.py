@@ -11,15 +11,7 @@ from cluster.workers.groups.roles import DRAFT
 from cluster.workers.groups.supervisors import DraftSupervisor
 from cluster.workers.groups.target_group import AdapterGroup
 from cluster.workers.messages import draft_serialization, serialization
-from cluster.workers.messages.adapter_messages import (
-    is_adapter_report,
-    is_for_adapters,
-    load_message,
-    load_report,
-    order_in,
-    unload_message,
-)
-from cluster.workers.messages.head_messages import LoadInbox
+from cluster.workers.messages.load_messages import ADAPTERS, LoadInbox
 from cluster.workers.rank import worker
 from cluster.workers.rank.draft_steps import DraftSteps
 from cluster.workers.transport.unix_socket import PeerGoneError
@@ -60,13 +52,13 @@ def test_a_rank_of_a_draft_model_loads_runs_and_frees_an_adapter(tiny_model_dir,
     runner = load_draft(RankModel(tiny_model_dir, "float32", LIMITS), TensorParallelGroup())
     rank = worker.ModelWorker(runner, DraftSteps(runner, 0), 0)
     path = str(adapter_dir(tmp_path / "sql", tiny_model_dir))
-    [report] = rank.run(load_message(AdapterFile(3, "sql", path, path)))
-    assert is_adapter_report(report)
+    [report] = rank.run(ADAPTERS.load(AdapterFile(3, "sql", path, path)))
+    assert ADAPTERS.is_report(report)
     inbox = LoadInbox(3, 1)
     inbox.take(report)
     assert inbox.fault == ""
     assert drafts_of(rank, 1, 0) != drafts_of(rank, 2, 3)
-    assert list(rank.run(unload_message(3))) == []
+    assert list(rank.run(ADAPTERS.change(3))) == []
     with pytest.raises(KeyError):
         drafts_of(rank, 3, 3)
 
@@ -83,16 +75,16 @@ class DraftRanks(ThreadRanks):
     def _run(self):
         try:
             while (frames := self.peer.receive()) != serialization.STOP:
-                if not is_for_adapters(frames):
+                if not ADAPTERS.is_order(frames):
                     step = draft_serialization.decode_draft_step(frames)
                     self.ids += [row.adapter_id for row in step.drafts]
                     self.peer.send(answer_to_draft(frames))
                     continue
-                order = order_in(frames)
+                order = ADAPTERS.order_in(frames)
                 self.loads.append(order)
                 if isinstance(order, AdapterFile):
                     self.is_running.wait(30)
-                    self.peer.send(load_report(0, order.adapter_id, self.fault))
+                    self.peer.send(ADAPTERS.report(0, order.adapter_id, self.fault))
         except (PeerGoneError, OSError):
             return
 
