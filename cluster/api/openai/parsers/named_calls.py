@@ -20,15 +20,6 @@ class NamedCallParser(ToolCallParser):
 
     _named: tuple[str, str] | None = None  # name and id of the current call
 
-    def _read(self) -> Iterator[Piece]:
-        match self._state:
-            case "value":
-                yield from self._read_value()
-            case "tail":
-                yield from self._read_tail()
-            case _:
-                yield from super()._read()
-
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """Yield the rest at the end of the answer; without the beginning of a call that is cut."""
         is_ended = self._state == "value" and not self._syntax.closing and not is_cut

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -89,7 +88,7 @@ class PlainParser:
         yield from ()
 
 
-class StateParser(ABC, Generic[State]):
+class StateParser(Generic[State]):
     """Parser of one answer by states, each of which reads from the text that is not parsed yet."""
 
     def __init__(self, state: State) -> None:
@@ -106,9 +105,13 @@ class StateParser(ABC, Generic[State]):
             while before != (before := (self._state, len(self._buffer))):
                 yield from self._read()
 
-    @abstractmethod
     def _read(self) -> Iterator[Piece]:
-        """Read what is complete in the present state; change nothing if more text is needed."""
+        """Read what is complete in the present state; change nothing if more text is needed.
+
+        The method of a state has its name: `_read_text` reads in the state `text`.
+        """
+        read: Callable[[], Iterator[Piece]] = getattr(self, f"_read_{self._state}")
+        return read()
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]

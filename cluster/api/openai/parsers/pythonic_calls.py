@@ -84,17 +84,6 @@ class PythonicCallParser(StateParser[_State]):
         known = (each == name[0] if name[1] else each.startswith(name[0]) for each in self._names)
         return any(known)
 
-    def _read(self) -> Iterator[Piece]:
-        match self._state:
-            case "start":
-                yield from self._read_start()
-            case "list":
-                yield from self._read_list()
-            case "end":
-                yield from self._read_end()
-            case "text":
-                yield from self._read_text()
-
     def _read_start(self) -> Iterator[Piece]:
         """Parse up to the first call of a list, or find that there is none."""
         rest = self._buffer.lstrip()

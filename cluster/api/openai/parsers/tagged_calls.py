@@ -176,19 +176,6 @@ class TaggedCallParser(StateParser[_State]):
             yield from self._content.write("".join(self._read_so_far))
         yield from self._content.finish(keeps_space=not self.num_calls)
 
-    def _read(self) -> Iterator[Piece]:
-        match self._state:
-            case "text":
-                yield from self._read_text()
-            case "head":
-                yield from self._read_head()
-            case "tags":
-                yield from self._read_tags()
-            case "value":
-                yield from self._read_value()
-            case "object":
-                yield from self._read_object()
-
     def _read_text(self) -> Iterator[Piece]:
         syntax = self._syntax
         closing = syntax.closing if self._is_open else ""

@@ -28,20 +28,17 @@ def tool_parser(
     tools: the functions that may be called. is_constrained: whether a grammar writes the marks, so
     that there is no call without one.
     """
-    names = [each.name for each in tools]
-    match form.name:
-        case "llama4_pythonic" | "lfm2":
-            return PythonicCallParser(pythonic_calls.MARKS[form.name], tools)
-        case "gpt_oss":
-            return HarmonyParser(tools)
-        case "qwen3_coder" | "glm45" | "seed_oss" | "minimax_m2" | "gemma4":
-            return TaggedCallParser(tagged_calls.SYNTAXES[form.name], tools)
-        case "hermes" | "llama3_json" | "granite" | "nemotron_json" | "cohere_command3":
-            syntax = call_syntax.SYNTAXES[form.name]
-            finds_unopened = syntax.finds_unopened and not is_constrained
-            return ToolCallParser(replace(syntax, finds_unopened=finds_unopened), names)
-        case name:
-            return NamedCallParser(call_syntax.SYNTAXES[name], names)
+    if form.name == "gpt_oss":
+        return HarmonyParser(tools)
+    if (marks := pythonic_calls.MARKS.get(form.name)) is not None:
+        return PythonicCallParser(marks, tools)
+    if (tags := tagged_calls.SYNTAXES.get(form.name)) is not None:
+        return TaggedCallParser(tags, tools)
+    syntax, names = call_syntax.SYNTAXES[form.name], [each.name for each in tools]
+    if syntax.heads:
+        return NamedCallParser(syntax, names)
+    finds_unopened = syntax.finds_unopened and not is_constrained
+    return ToolCallParser(replace(syntax, finds_unopened=finds_unopened), names)
 
 
 def call_marks_of(form: ToolFormat) -> tuple[str, ...]:

@@ -98,21 +98,6 @@ class ToolCallParser(StateParser[_State]):
         is_half_mark = any(each.startswith(start) for each in self._marks)
         return len(start) > 1 and (is_half_mark or self._is_named(start) is not False)
 
-    def _read(self) -> Iterator[Piece]:
-        match self._state:
-            case "text":
-                yield from self._read_text()
-            case "calls":
-                yield from self._read_calls()
-            case "object":
-                yield from self._read_object()
-            case "arguments":
-                yield from self._read_arguments()
-            case "rest":
-                yield from self._read_rest()
-            case "unopened":
-                yield from self._read_unopened()
-
     def _read_text(self) -> Iterator[Piece]:
         syntax = self._syntax
         marks = (*self._plain_marks, *([syntax.closing] if self._is_open else ()))
