@@ -12,7 +12,7 @@ import click
 
 from cluster.api.http.admin_json import to_json
 from cluster.cli.options import ADMIN_FLAG_NAMES, admin_client, admin_flags
-from cluster.cli.output import combine_flags, json_flag
+from cluster.cli.output import combine_flags, default_flag, json_flag
 from cluster.cli.tables import (
     audit_table,
     profile_table,
@@ -62,19 +62,17 @@ def status(as_json: bool, **connection: Any) -> None:
 
 
 @click.command(short_help="Profile the next steps of the models.")
-@click.option(
+@default_flag(
     "--num-steps",
     type=int,
     default=DEFAULT_PROFILE_STEPS,
-    show_default=True,
     help=f"Number of steps to record of each model, from 1 to {MAX_PROFILE_STEPS}.",
 )
-@click.option(
+@default_flag(
     "--timeout",
     "timeout_s",
     type=float,
     default=DEFAULT_PROFILE_TIMEOUT_S,
-    show_default=True,
     help=f"Seconds to wait for these steps, from {MIN_PROFILE_TIMEOUT_S:g} to "
     f"{MAX_PROFILE_TIMEOUT_S:g}.",
 )
@@ -226,12 +224,8 @@ def watch_speculation(
 
 
 @speculation.command("log")
-@click.option(
-    "--count",
-    type=click.IntRange(1, MAX_AUDIT_PAGE),
-    default=20,
-    show_default=True,
-    help="Number of changes to show.",
+@default_flag(
+    "--count", type=click.IntRange(1, MAX_AUDIT_PAGE), default=20, help="Number of changes to show."
 )
 @json_flag
 @admin_flags

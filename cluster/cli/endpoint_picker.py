@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,85 +17,71 @@ from cluster.config.secrets import API_KEY_VARIABLE
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT = click.IntRange(1, 65535)
 
+_endpoint_flag = partial(section_flag, "Endpoints")
+_choice_flag = partial(section_flag, "Choice")
+_network_flag = partial(section_flag, "Network")
+
 _flags = combine_flags(
-    section_flag("Endpoints", "--endpoints", help="HTTP addresses of replicas: IP:PORT,..."),
-    section_flag(
-        "Endpoints",
+    _endpoint_flag("--endpoints", help="HTTP addresses of replicas: IP:PORT,..."),
+    _endpoint_flag(
         "--pod-selector",
         default="",
         help="Label selector of the replicas' pods, such as app=chat, in place of --endpoints.",
     ),
-    section_flag(
-        "Endpoints", "--pod-port", type=_PORT, default=8000, help="HTTP port of the pods."
-    ),
-    section_flag("Endpoints", "--namespace", help="Namespace of the pods. Default: that of this."),
-    section_flag(
-        "Endpoints",
+    _endpoint_flag("--pod-port", type=_PORT, default=8000, help="HTTP port of the pods."),
+    _endpoint_flag("--namespace", help="Namespace of the pods. Default: that of this."),
+    _endpoint_flag(
         "--metrics-path",
         default="/metrics/replica",
         help="Path of their metrics. Default: /metrics/replica; /metrics for other servers.",
     ),
-    section_flag(
-        "Endpoints",
+    _endpoint_flag(
         "--scrape-interval-ms",
         type=click.IntRange(20, 10_000),
         default=100,
         help="Time between two scrapes of an endpoint. Default: 100.",
     ),
-    section_flag(
-        "Endpoints",
+    _endpoint_flag(
         "--endpoint-ca-file",
         type=_FILE,
         help="CA certificates in PEM of endpoints with TLS. Default: plain HTTP.",
     ),
-    section_flag(
-        "Choice",
+    _choice_flag(
         "--max-waiting",
         type=click.IntRange(min=1),
         help="Refuse requests with 429 while every replica has this many in its queue. Default: "
         "no limit.",
     ),
-    section_flag(
-        "Choice",
+    _choice_flag(
         "--num-fallbacks",
         type=click.IntRange(0, 8),
         default=0,
         help="Further endpoints to send to the proxy, for its retries; it must support lists. "
         "Default: 0.",
     ),
-    section_flag(
-        "Choice",
+    _choice_flag(
         "--slo",
         help='Objective in milliseconds, "ttft:2000 tpot:40": choose by expected goodput, and '
         "count the replicas that it needs, as KEDA's external scaler. Default: by tokens.",
     ),
-    section_flag("Network", "--host", default="127.0.0.1", help="Address. Default: 127.0.0.1."),
-    section_flag(
-        "Network", "--port", type=_PORT, default=9002, help="Port of gRPC. Default: 9002."
-    ),
-    section_flag(
-        "Network", "--metrics-port", type=_PORT, help="Port of /metrics. Default: not served."
-    ),
-    section_flag(
-        "Network",
+    _network_flag("--host", default="127.0.0.1", help="Address. Default: 127.0.0.1."),
+    _network_flag("--port", type=_PORT, default=9002, help="Port of gRPC. Default: 9002."),
+    _network_flag("--metrics-port", type=_PORT, help="Port of /metrics. Default: not served."),
+    _network_flag(
         "--health-port",
         type=_PORT,
         help="Port of gRPC health checks without TLS. Default: only those of --port.",
     ),
-    section_flag(
-        "Network",
+    _network_flag(
         "--drain-timeout-s",
         type=click.FloatRange(0, 86_400),
         default=20.0,
         help="Seconds for open responses at a stop, where the proxy sends them in full duplex. "
         "Default: 20.",
     ),
-    section_flag(
-        "Network", "--tls-cert-file", type=_FILE, help="Certificate in PEM; changes are followed."
-    ),
-    section_flag("Network", "--tls-key-file", type=_FILE, help="Its private key in PEM."),
-    section_flag(
-        "Network",
+    _network_flag("--tls-cert-file", type=_FILE, help="Certificate in PEM; changes are followed."),
+    _network_flag("--tls-key-file", type=_FILE, help="Its private key in PEM."),
+    _network_flag(
         "--tls-self-signed",
         is_flag=True,
         help="TLS with a new certificate, for gateways that do not verify it.",

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from cluster.cli.errors import OneLineErrors
-from cluster.cli.output import json_flag, show_json
+from cluster.cli.output import json_flag, show_result
 
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
@@ -87,10 +87,8 @@ def main() -> None:
 @json_flag
 def show_version(as_json: bool) -> None:
     """Show the version."""
-    if as_json:
-        show_json({"version": version("specdec")})
-        return
-    click.echo(f"specdec {version('specdec')}")
+    own = version("specdec")
+    show_result({"version": own}, f"specdec {own}", as_json)
 
 
 @main.command(help=_COMPLETION_HELP, short_help="Generate a shell completion script.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from cluster.cli.errors import EXIT_UNUSABLE, exits_as_unusable
-from cluster.cli.output import json_flag, print_stderr, show_json
+from cluster.cli.output import default_flag, json_flag, print_stderr, show_json, show_result
 from cluster.cli.tables import aligned
 
 if TYPE_CHECKING:  # commands import these when they run
@@ -40,10 +40,7 @@ def fetch_model(name: str, as_json: bool) -> None:
     from specdec.models.resolve import resolve
 
     directory = resolve(name, progress=print_stderr)
-    if as_json:
-        show_json({"name": name, "directory": str(directory)})
-        return
-    click.echo(directory)
+    show_result({"name": name, "directory": str(directory)}, directory, as_json)
 
 
 @models.command("list", short_help="List the model aliases.")
@@ -68,46 +65,30 @@ def list_models(as_json: bool) -> None:
 
 @models.command("show", short_help="Show what would run a model.")
 @click.argument("name")
-@click.option(
+@default_flag(
     "--dtype",
     type=click.Choice(DTYPES),
     default="float32",
-    show_default=True,
     help="Data type of weights, activations and KV.",
 )
-@click.option(
+@default_flag(
     "--quantization",
     type=click.Choice(QUANTIZATIONS),
     default="none",
-    show_default=True,
     help="Format of the matrices of linear layers.",
 )
-@click.option(
-    "--tensor-parallel-size",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Number of ranks.",
-)
-@click.option(
-    "--kernels",
-    type=click.Choice(KERNELS),
-    default="auto",
-    show_default=True,
-    help="Kernels on a CPU.",
-)
-@click.option(
+@default_flag("--tensor-parallel-size", type=click.IntRange(1), default=1, help="Number of ranks.")
+@default_flag("--kernels", type=click.Choice(KERNELS), default="auto", help="Kernels on a CPU.")
+@default_flag(
     "--kv-cache-dtype",
     type=click.Choice(KV_DTYPES),
     default="auto",
-    show_default=True,
     help="Data type of keys and values; not with the native kernels of CPUs.",
 )
-@click.option(
+@default_flag(
     "--model-impl",
     type=click.Choice(MODEL_IMPLS),
     default="auto",
-    show_default=True,
     help="Implementation of the model.",
 )
 @click.option(
@@ -187,12 +168,11 @@ def _print_report(
     found: ModelReport, decoder: str, speeds: DrafterSpeedReport | None, *, as_json: bool
 ) -> None:
     """Print a report, and exit with another code for a checkpoint with faults."""
-    if as_json:
-        drafters = {} if speeds is None else {"drafters": speeds.fields()}
-        show_json(_fields(found, decoder) | drafters)
-    else:
-        lines = aligned(_lines(found, decoder))
-        click.echo("\n".join([*lines, *([] if speeds is None else ["", *speeds.lines()])]))
+    fields, lines = _fields(found, decoder), aligned(_lines(found, decoder))
+    if speeds is not None:
+        fields["drafters"] = speeds.fields()
+        lines += ["", *speeds.lines()]
+    show_result(fields, "\n".join(lines), as_json)
     if found.checkpoint.faults:
         click.get_current_context().exit(EXIT_UNUSABLE)
 

@@ -12,7 +12,7 @@ import click
 
 from cluster.api.base.authentication import read_token
 from cluster.cli.errors import OrderError
-from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
+from cluster.cli.output import Flag, combine_flags, default_flag, json_flag, section_flag
 from cluster.cli.parameter_types import EXISTING_FILE, TIMEOUT
 from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
@@ -62,12 +62,11 @@ api_key_flag = click.option(
     help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which, unlike a flag, is not "
     "visible in the process list.",
 )
-timeout_flag = click.option(
+timeout_flag = default_flag(
     "--timeout",
     "timeout_s",
     type=TIMEOUT,
     default=DEFAULT_TIMEOUT_S,
-    show_default=True,
     help="Timeout of the request in seconds; inf for none.",
 )
 client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)

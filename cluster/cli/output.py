@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -25,6 +26,9 @@ Flag = Callable[[Any], Any]
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 _COUNTER = "{n_fmt}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"
 """Formats in which a rate below 1 is per second too; tqdm would invert it."""
+
+default_flag = partial(click.option, show_default=True)
+"""A flag of which the help shows the default."""
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -69,6 +73,14 @@ def show_json(value: dict[str, Any]) -> None:
     """Print one line of JSON, with all control characters as escapes."""
     line = json.dumps(value, ensure_ascii=False)  # escapes those below a space only
     click.echo(_CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
+
+
+def show_result(fields: dict[str, Any], text: object, as_json: bool) -> None:
+    """Print the result of a command: its fields as JSON, or a text."""
+    if as_json:
+        show_json(fields)
+    else:
+        click.echo(text)
 
 
 @contextmanager

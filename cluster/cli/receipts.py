@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.errors import EXIT_FAILED, EXIT_UNUSABLE, exits_as_unusable
-from cluster.cli.output import counted, json_flag, show_json
+from cluster.cli.output import counted, json_flag, show_result
 
 if TYPE_CHECKING:
     from specdec.engine.receipts.report import ReceiptReport
     from specdec.types.reports.receipts import Receipt, Statement
 
 _HEX_KEY = re.compile("[0-9a-fA-F]{64}")
+_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "hf_overrides")
+"""Settings of a model that decide about its tokens, as a receipt names them."""
 
 
 @click.command(short_help="Verify the receipt of an answer.")
@@ -76,11 +78,11 @@ def verify(
         limits = {"tolerance": tolerance, "public_key": public_key}
         report = _forged(given, statement, public_key)
         if report is None:
-            report = run(given, statement, model or statement.model.name, ranks, limits)
-    if as_json:
-        show_json(report.to_mapping())
-    else:
-        click.echo("\n".join(_lines(report, given, statement)))
+            settings = {name: getattr(statement.model, name) for name in _SETTINGS}
+            settings |= {"model": model or statement.model.name, "speculative_config": None}
+            report = run(given, settings, ranks, limits)
+    text = "\n".join(_lines(report, given, statement))
+    show_result(report.to_mapping(), text, as_json)
     if not report.is_verified:
         ctx.exit(EXIT_UNUSABLE if report.outcome.value == "unverifiable" else EXIT_FAILED)
 
@@ -97,10 +99,7 @@ def receipt_key(path: Path, as_json: bool) -> None:
 
     key = SigningKey.generate()
     key.write(path)
-    if as_json:
-        show_json({"public_key": key.public_key})
-    else:
-        click.echo(key.public_key)
+    show_result({"public_key": key.public_key}, key.public_key, as_json)
 
 
 def _forged(receipt: Receipt, statement: Statement, public_key: str | None) -> ReceiptReport | None:
@@ -113,53 +112,27 @@ def _forged(receipt: Receipt, statement: Statement, public_key: str | None) -> R
 
 
 def _by_engine(
-    receipt: Receipt,
-    statement: Statement,
-    model: str,
-    ranks: dict[str, Any],
-    limits: dict[str, Any],
+    receipt: Receipt, settings: dict[str, Any], ranks: dict[str, Any], limits: dict[str, Any]
 ) -> ReceiptReport:
     from specdec import LLM
 
-    own: Any = statement.model
-    with LLM(
-        model,
-        dtype=own.dtype,
-        quantization=own.quantization,
-        kv_cache_dtype=own.kv_cache_dtype,
-        hf_overrides=own.hf_overrides,
-        speculative_config=None,
-        disable_log_stats=True,
-        **ranks,
-    ) as llm:
+    with LLM(**settings, **ranks, disable_log_stats=True) as llm:
         return llm.verify(receipt, **limits)
 
 
 def _by_transformers(
-    receipt: Receipt,
-    statement: Statement,
-    model: str,
-    ranks: dict[str, Any],
-    limits: dict[str, Any],
+    receipt: Receipt, settings: dict[str, Any], ranks: dict[str, Any], limits: dict[str, Any]
 ) -> ReceiptReport:
     from specdec.config.llm import LLMConfig
     from specdec.llm.receipts.transformers_replay import TransformersReplayer
     from specdec.llm.receipts.verification import verify_receipt
     from specdec.models.resolve import print_progress, resolve
 
-    own: Any = statement.model
     if ranks != {"tensor_parallel_size": 1, "device": "cpu"}:
         raise click.UsageError("--implementation transformers runs on one rank of the CPU")
-    config = LLMConfig(
-        model=model,
-        dtype=own.dtype,
-        quantization=own.quantization,
-        kv_cache_dtype=own.kv_cache_dtype,
-        hf_overrides=own.hf_overrides,
-        speculative_config=None,
-    )
-    directory = resolve(model, progress=print_progress)
-    return verify_receipt(receipt, TransformersReplayer(directory, config), **limits)
+    directory = resolve(settings["model"], progress=print_progress)
+    replayer = TransformersReplayer(directory, LLMConfig(**settings))
+    return verify_receipt(receipt, replayer, **limits)
 
 
 def _lines(report: ReceiptReport, receipt: Receipt, statement: Statement) -> list[str]:
@@ -185,6 +158,6 @@ def _lines(report: ReceiptReport, receipt: Receipt, statement: Statement) -> lis
 
 def _claim(statement: Statement) -> str:
     """Return the model and the settings that a statement claims, without control characters."""
-    names = ("name", "dtype", "quantization", "kv_cache_dtype", "hf_overrides")
+    names = ("name", *_SETTINGS)
     model = ", ".join(f"{name} {getattr(statement.model, name)!r}" for name in names)
     return f"claimed: {model}, seed {statement.seed}, verifier {statement.verifier}"

@@ -228,6 +228,11 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest_s:02}s" if minutes else f"{rest_s}s"
 
 
+def shown_number(value: float | None, digits: int) -> str:
+    """Return a number with `digits` digits after the point; a dash for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def aligned(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> list[str]:
     """Return lines in which the cells of a column begin at the same place.
 

@@ -23,9 +23,9 @@ from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.errors import EXIT_FAILED
 from cluster.cli.options import client_flags, load_client_flags, timeout_flag
-from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
+from cluster.cli.output import SectionedCommand, default_flag, json_flag, progress_bar, show_result
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE
-from cluster.cli.tables import aligned
+from cluster.cli.tables import aligned, shown_number
 from specdec.client import Client
 from specdec.types.sampling.sampling_params import SamplingParams
 
@@ -45,19 +45,14 @@ def bench() -> None:
     type=click.IntRange(min=1),
     help="Number of prompts to use from the file. Default: all.",
 )
-@click.option(
+@default_flag(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=128,
-    show_default=True,
     help="Maximum number of output tokens per request.",
 )
-@click.option(
-    "--temperature",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="Sampling temperature, from 0 (greedy) to 100.",
+@default_flag(
+    "--temperature", type=float, default=0.0, help="Sampling temperature, from 0 (greedy) to 100."
 )
 @click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
 @click.option(
@@ -96,10 +91,7 @@ def methods(
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
     if plot is not None:
         plot.write_text(draw_charts([_chart(report)]), encoding="utf-8")
-    if as_json:
-        show_json(asdict(report))
-    else:
-        click.echo(_table(report))
+    show_result(asdict(report), _table(report), as_json)
 
 
 _HEADING = (
@@ -117,8 +109,8 @@ def _cells(result: MethodResult) -> tuple[str, ...]:
     rate, length = f"{result.acceptance_rate:.0%}", f"{result.mean_acceptance_length:.2f}"
     return (
         result.name,
-        _number(result.tokens_per_s, 1),
-        _number(result.speedup, 2),
+        shown_number(result.tokens_per_s, 1),
+        shown_number(result.speedup, 2),
         *((rate, length) if result.num_drafts else ("-", "-")),
         str(result.num_drafts),
         str(result.num_other_answers),
@@ -135,10 +127,6 @@ def _chart(report: MethodReport) -> BarChart:
         for each in report.results
     }
     return BarChart(title, groups)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 @bench.command("serve", cls=SectionedCommand)
@@ -161,10 +149,8 @@ def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
         send_requests(backend, warmup, [None] * len(warmup), 1, lambda: None)
         records = [_measure(backend, dataset, options, load, run) for run, load in enumerate(loads)]
         report = _load_report(options, backend.model, loads, records)
-    if as_json:
-        show_json(report.as_json())
-    else:
-        click.echo("\n".join(lines(report, options.percentile_metrics)))
+    text = "\n".join(lines(report, options.percentile_metrics))
+    show_result(report.as_json(), text, as_json)
     if options.output is not None:
         options.output.write_text(json.dumps(report.as_json()) + "\n", encoding="utf-8")
     if options.plot is not None:

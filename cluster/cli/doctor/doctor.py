@@ -11,7 +11,7 @@ import click
 
 from cluster.cli.doctor.environment import Environment, Probe, inspect_environment
 from cluster.cli.options import api_key_flag, tls_ca_flag
-from cluster.cli.output import json_flag, show_json
+from cluster.cli.output import json_flag, show_result
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -287,10 +287,7 @@ def doctor(
         )
     )
     is_fit = all(finding.status != "fail" for finding in findings.values())
-    if as_json:
-        checks = {name: asdict(finding) for name, finding in findings.items()}
-        show_json({"ok": is_fit, "checks": checks})
-    else:
-        for name, finding in findings.items():
-            click.echo(_line(name, finding))
+    checks = {name: asdict(finding) for name, finding in findings.items()}
+    lines = [_line(name, finding) for name, finding in findings.items()]
+    show_result({"ok": is_fit, "checks": checks}, "\n".join(lines), as_json)
     ctx.exit(0 if is_fit else 1)

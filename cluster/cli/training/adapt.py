@@ -13,7 +13,7 @@ import click
 from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
-from cluster.cli.output import counted, print_stderr
+from cluster.cli.output import counted, default_flag, print_stderr
 from cluster.cli.training.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
@@ -45,52 +45,40 @@ _TEMPORARY = (
 @click.command(short_help="Train the draft head of a running service on its answers.")
 @click.argument("target")
 @click.argument("output", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
+@default_flag(
     "--min-tokens",
     type=click.IntRange(min=1),
     default=10_000,
-    show_default=True,
     help="Tokens of new samples before a version is trained.",
 )
-@click.option(
+@default_flag(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=40_000,
-    show_default=True,
     help="Tokens of the latest samples to train on, those of earlier versions included.",
 )
 @click.option(
     "--num-versions", type=click.IntRange(min=1), help="End after N runs. Default: no limit."
 )
-@click.option(
+@default_flag(
     "--interval",
     "interval_s",
     type=click.FloatRange(0.1, 3600),
     default=10.0,
-    show_default=True,
     help="Seconds between two requests for samples.",
 )
-@click.option(
-    "--learning-rate", type=float, default=5e-4, show_default=True, help="Peak learning rate."
+@default_flag("--learning-rate", type=float, default=5e-4, help="Peak learning rate.")
+@default_flag(
+    "--num-epochs", type=click.IntRange(min=1), default=2, help="Passes over the samples."
 )
-@click.option(
-    "--num-epochs",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Passes over the samples.",
-)
-@click.option(
+@default_flag(
     "--precision",
     type=click.Choice(get_args(Precision)),
     default="float32",
-    show_default=True,
     help="Precision of the drafter's matrix products.",
 )
 @target_precision_flags
-@click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads."
-)
+@default_flag("--threads", type=click.IntRange(min=1), default=1, help="CPU threads.")
 @admin_flags
 def adapt(
     target: str,

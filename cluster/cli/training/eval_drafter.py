@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.bench.charts import BarChart, LineChart, draw_charts, require_matplotlib
-from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
+from cluster.cli.output import (
+    Flag,
+    combine_flags,
+    default_flag,
+    json_flag,
+    print_stderr,
+    progress_bar,
+    show_result,
+)
 from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
-from cluster.cli.tables import aligned
+from cluster.cli.tables import aligned, shown_number
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:
@@ -49,28 +57,25 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
     type=click.IntRange(min=1),
     help="Number of prompts of each suite to use. Default: all.",
 )
-@click.option(
+@default_flag(
     "--temperatures",
     type=ListOf("NUMBER,...", float),
     default="0,0.8",
-    show_default=True,
     help="Sampling temperatures, separated by commas.",
 )
-@click.option(
+@default_flag(
     "--max-tokens",
     type=click.IntRange(min=2),
     default=128,
-    show_default=True,
     help="Maximum number of output tokens per answer.",
 )
-@click.option(
+@default_flag(
     "--mode",
     type=click.Choice(["on", "auto"]),
     default="on",
-    show_default=True,
     help="Draft length of a step: on takes the configured one, auto the policy's.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed.")
+@default_flag("--seed", type=click.IntRange(min=0), default=0, help="Seed.")
 @click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
 @click.option(
     "--card",
@@ -120,10 +125,7 @@ def eval_drafter(
         write_evaluation(card, config, settings, results)
     if plot is not None:
         plot.write_text(draw_charts(_charts(results)), encoding="utf-8")
-    if as_json:
-        show_json(report)
-    else:
-        click.echo(_table(results))
+    show_result(report, _table(results), as_json)
 
 
 def _engine_config(flags: Mapping[str, Any]) -> LLMConfig:
@@ -172,9 +174,9 @@ def _cells(result: SuiteResult) -> tuple[str, ...]:
         f"{result.temperature:g}",
         f"{result.mean_accepted_length:.2f}",
         f"{result.acceptance_rate:.0%}",
-        _number(result.tokens_per_s, 1),
-        _number(result.baseline_tokens_per_s, 1),
-        _number(result.speedup, 2),
+        shown_number(result.tokens_per_s, 1),
+        shown_number(result.baseline_tokens_per_s, 1),
+        shown_number(result.speedup, 2),
         str(result.num_other_answers),
         " ".join(f"{rate:.0%}" for rate in result.acceptance_by_position),
     )
@@ -189,10 +191,6 @@ def _warnings(results: Sequence[SuiteResult]) -> list[str]:
         for each in results
         if each.speedup is not None and round(each.speedup, 2) < 1.0
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _charts(results: Sequence[SuiteResult]) -> list[LineChart | BarChart]:

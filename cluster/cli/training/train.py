@@ -16,10 +16,11 @@ from cluster.cli.output import (
     Flag,
     SectionedCommand,
     combine_flags,
+    default_flag,
     json_flag,
     print_stderr,
     section_flag,
-    show_json,
+    show_result,
 )
 from cluster.cli.training.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
@@ -160,18 +161,16 @@ target_precision_flags = combine_flags(
     help="Tokens that can be drafted, the most frequent ones.  [default: 8192]",
 )
 @target_precision_flags
-@click.option(
+@default_flag(
     "--device",
     default="cpu",
-    show_default=True,
     help="Device that trains: auto, cpu, cuda, or cuda:N for one of several GPUs; auto uses cuda "
     "if torch finds a GPU.",
 )
-@click.option(
+@default_flag(
     "--kernels",
     type=click.Choice(get_args(Kernels)),
     default="auto",
-    show_default=True,
     help="Kernels with which the target runs, as when it is served.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
@@ -244,11 +243,9 @@ def _warn_of_short_drafts(trainer: Trainer) -> None:
 
 def _show_result(trainer: Trainer, *, as_json: bool) -> None:
     _warn_of_short_drafts(trainer)
-    if as_json:
-        state = {"step": trainer.step, "best_accepted_length": trainer.best}
-        show_json({trainer.head_directory.name: str(trainer.head_directory), **state})
-    else:
-        click.echo(trainer.head_directory)
+    directory = trainer.head_directory
+    state = {"step": trainer.step, "best_accepted_length": trainer.best}
+    show_result({directory.name: str(directory), **state}, directory, as_json)
 
 
 def _config(settings: dict[str, Any], *, has_adapter: bool) -> TrainingConfig:

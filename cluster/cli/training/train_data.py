@@ -15,10 +15,11 @@ import click
 from cluster.cli.output import (
     combine_flags,
     counted,
+    default_flag,
     json_flag,
     print_stderr,
     section_flag,
-    show_json,
+    show_result,
 )
 from cluster.cli.parameter_types import EXISTING_FILE, ListOf
 from specdec.config.llm import LLMConfig
@@ -86,30 +87,25 @@ _precision_flags = combine_flags(
         type=_choice("dtype"),
         help="Data type that answers.  [default: float32 on a CPU, bfloat16 on a GPU]",
     ),
-    click.option(
+    default_flag(
         "--quantization",
         type=click.Choice(("none", *CPU_QUANTIZATION_METHODS)),
         default="none",
-        show_default=True,
         help="Quantization that answers.",
     ),
-    click.option(
+    default_flag(
         "--device",
         type=_choice("device"),
         default="cpu",
-        show_default=True,
         help="Device that answers; auto uses cuda if torch finds a GPU.",
     ),
-    click.option(
+    default_flag(
         "--kernels",
         type=_choice("kernels"),
         default="auto",
-        show_default=True,
         help="Kernels with which the target generates the answers.",
     ),
-    click.option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed."
-    ),
+    default_flag("--seed", type=click.IntRange(min=0), default=0, help="Random seed."),
 )
 """The other fields of GenerationConfig."""
 
@@ -135,11 +131,9 @@ def train_data(
     if adapter is not None:
         flags["adapter"] = str(resolve_adapter(adapter, print_stderr))
     progress = make_corpus(model, directory, **flags)
-    if as_json:
-        names = ("num_samples", "num_answer_tokens", "num_skipped")
-        show_json({"corpus": str(directory), **{name: getattr(progress, name) for name in names}})
-        return
-    click.echo(directory)
+    names = ("num_samples", "num_answer_tokens", "num_skipped")
+    counts = {name: getattr(progress, name) for name in names}
+    show_result({"corpus": str(directory), **counts}, directory, as_json)
 
 
 def make_corpus(
