@@ -127,13 +127,13 @@ def _drafting_numbers(drafting: RowDrafting) -> Numbers:
     tree = parents or ()
     num_probs, width = (0, 0) if probs is None else probs.probs.shape
     numbers = (*head, num_probs, width, len(tree), *tree)
-    for token, *draft in by_token:
-        numbers += (token, len(draft), *draft)
+    for token_and_draft in by_token:
+        numbers += (len(token_and_draft), *token_and_draft)
     return (len(numbers), *numbers)
 
 
 def _decode_draftings(numbers: bytes, listed: bytes, probs: bytes) -> list[RowDrafting]:
-    records = [*_drafting_records(*unpack_numbers(numbers, [len(numbers) // INT32.itemsize]))]
+    records = [*_records(*unpack_numbers(numbers, [len(numbers) // INT32.itemsize]))]
     shapes = ((record[5], record[6]) for record in records)
     all_probs = decode_draft_probs(shapes, listed, probs)
     return [
@@ -141,7 +141,8 @@ def _decode_draftings(numbers: bytes, listed: bytes, probs: bytes) -> list[RowDr
     ]
 
 
-def _drafting_records(numbers: Numbers) -> Iterator[Numbers]:
+def _records(numbers: Numbers) -> Iterator[Numbers]:
+    """Yield the records of a sequence in which each follows its length."""
     start = 0
     while start < len(numbers):
         end = start + 1 + numbers[start]
@@ -151,16 +152,7 @@ def _drafting_records(numbers: Numbers) -> Iterator[Numbers]:
 
 def _drafting(probs: DraftProbs | None, record: Numbers) -> RowDrafting:
     end = 8 + record[7]
-    by_token = tuple(_drafts_by_token(record[end:])) if len(record) > end else ()
-    return RowDrafting(probs, record[8:end] or None, by_token, *record[:5])
-
-
-def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
-    start = 0
-    while start < len(numbers):
-        end = start + 2 + numbers[start + 1]
-        yield (numbers[start], *numbers[start + 2 : end])
-        start = end
+    return RowDrafting(probs, record[8:end] or None, tuple(_records(record[end:])), *record[:5])
 
 
 def pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
