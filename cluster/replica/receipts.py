@@ -83,7 +83,7 @@ class Receipts:
         share = self._config.audit_share
         return bool(share) and self._random.random() < share
 
-    def follow(
+    async def follow(
         self,
         request: EngineRequest,
         outputs: AsyncGenerator[EngineOutput, None],
@@ -91,21 +91,11 @@ class Receipts:
         *,
         is_audited: bool,
     ) -> AsyncGenerator[EngineOutput, None]:
-        """Return the outputs of a request, recorded for its receipt or an audit.
+        """Yield the outputs of a request, recorded for its receipt or an audit.
 
-        They raise the error of the deadline, which also limits the time until the weights are read.
+        Raises the error of the deadline, which also limits the time until the weights are read.
         """
         is_audited = is_audited and self._can_audit(request)
-        return self._recording(request, outputs, deadline, is_audited=is_audited)
-
-    async def _recording(
-        self,
-        request: EngineRequest,
-        outputs: AsyncGenerator[EngineOutput, None],
-        deadline: Deadline | None,
-        *,
-        is_audited: bool,
-    ) -> AsyncGenerator[EngineOutput, None]:
         answer = Answer(request)
         async with aclosing(outputs) as stream:
             async for output in stream:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 
 from cluster.api.base.authentication import ApiKey, ApiKeys
 from cluster.api.base.byte_budget import ByteBudget
@@ -36,7 +36,7 @@ class SharedCounters:
         first, split = _CELL_BYTES, (_NUM_CELLS + num_rows * (1 + num_keys)) * _CELL_BYTES
         self._num_sequences = cells[:first].cast("q")
         self._counts = cells[first:split].cast("q")
-        self._buckets = cells[split:].cast("d")
+        self._buckets = cells[split:]
         self._lock = _FileLock(descriptor)
 
     @classmethod
@@ -80,7 +80,8 @@ class SharedCounters:
     def key(self, row: int, key: int) -> KeyCounters:
         """Return the counters of a key, for a front end."""
         running = self._counter(row, 1 + key)
-        return KeyCounters(running, SharedBucket(self._buckets, 2 * key), self._lock)
+        start = key * ctypes.sizeof(SharedBucket)
+        return KeyCounters(running, SharedBucket.from_buffer(self._buckets, start), self._lock)
 
     def _counter(self, row: int, number: int) -> SharedCounter:
         width = 1 + self.num_keys
@@ -105,29 +106,12 @@ class SharedCounter:
         self._counts[self._own] += count
 
 
-class SharedBucket:
-    """A token bucket of all front ends together; see `Bucket`."""
+class SharedBucket(ctypes.Structure):
+    """A token bucket of all front ends together, in their memory; see `Bucket`."""
 
-    def __init__(self, cells: memoryview[float], start: int) -> None:
-        self._cells, self._start = cells, start
-
-    @property
-    def remaining(self) -> float:
-        """See Bucket."""
-        return self._cells[self._start]
-
-    @remaining.setter
-    def remaining(self, value: float) -> None:
-        self._cells[self._start] = value
-
-    @property
-    def filled_at_s(self) -> float:
-        """See Bucket."""
-        return self._cells[self._start + 1]
-
-    @filled_at_s.setter
-    def filled_at_s(self, value: float) -> None:
-        self._cells[self._start + 1] = value
+    remaining: float
+    filled_at_s: float
+    _fields_ = (("remaining", ctypes.c_double), ("filled_at_s", ctypes.c_double))
 
 
 class _FileLock:
@@ -139,12 +123,7 @@ class _FileLock:
     def __enter__(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
 
