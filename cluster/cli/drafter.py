@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from cluster.api.http.admin_json import drafters_json
-from cluster.cli.options import admin_client, admin_flags, order_flags, require_executed
+from cluster.cli.options import admin_client, admin_flags, end_order, order_flags, show_reports
 from cluster.cli.output import json_flag
 from cluster.cli.tables import drafter_table
-from specdec.client import DrafterOrder, DrafterReport
+from specdec.client import DrafterOrder
 from specdec.types.drafters import MAX_VERSION
 
 
@@ -25,7 +24,7 @@ def drafter() -> None:
 def list_versions(as_json: bool, **connection: Any) -> None:
     """Show the versions of the draft head of every replica, with their acceptance."""
     with admin_client(**connection) as client:
-        _print(client.drafters(), as_json)
+        show_reports(client.drafters(), drafter_table, as_json)
 
 
 @drafter.command("load", short_help="Draft with another version of the head.")
@@ -71,10 +70,4 @@ def unpin(as_json: bool, replica_id: str, **connection: Any) -> None:
 
 def _order(order: DrafterOrder, as_json: bool, connection: dict[str, Any]) -> None:
     with admin_client(**connection) as client:
-        reports = client.set_drafter(order)
-    _print(reports, as_json)
-    require_executed(reports)
-
-
-def _print(reports: tuple[DrafterReport, ...], as_json: bool) -> None:
-    click.echo(drafters_json(reports) if as_json else drafter_table(reports))
+        end_order(client.set_drafter(order), drafter_table, as_json)

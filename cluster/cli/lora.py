@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from cluster.api.http.admin_json import adapters_json
-from cluster.cli.options import admin_client, admin_flags, order_flags, require_executed
+from cluster.cli.options import admin_client, admin_flags, end_order, order_flags, show_reports
 from cluster.cli.output import json_flag
 from cluster.cli.tables import adapter_table
-from specdec.client import AdapterOrder, AdapterReport
+from specdec.client import AdapterOrder
 
 
 @click.group()
@@ -24,7 +23,7 @@ def lora() -> None:
 def list_adapters(as_json: bool, **connection: Any) -> None:
     """Show the adapters of every replica, with the acceptance of their drafts."""
     with admin_client(**connection) as client:
-        _print(client.adapters(), as_json)
+        show_reports(client.adapters(), adapter_table, as_json)
 
 
 @lora.command("load", short_help="Load an adapter.")
@@ -67,7 +66,7 @@ def load(
         draft_path=draft_path and portable_name(draft_path),
     )
     with admin_client(**connection) as client:
-        _end(client.load_adapter(order), as_json)
+        end_order(client.load_adapter(order), adapter_table, as_json)
 
 
 @lora.command("unload", short_help="Unload an adapter.")
@@ -76,13 +75,4 @@ def load(
 def unload(name: str, as_json: bool, replica_id: str, **connection: Any) -> None:
     """Refuse further requests for the adapter NAME. Running requests complete with it."""
     with admin_client(**connection) as client:
-        _end(client.unload_adapter(name, replica_id), as_json)
-
-
-def _end(reports: tuple[AdapterReport, ...], as_json: bool) -> None:
-    _print(reports, as_json)
-    require_executed(reports)
-
-
-def _print(reports: tuple[AdapterReport, ...], as_json: bool) -> None:
-    click.echo(adapters_json(reports) if as_json else adapter_table(reports))
+        end_order(client.unload_adapter(name, replica_id), adapter_table, as_json)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -29,6 +29,7 @@ from specdec.types.sampling.sampling_params import (
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
+ReportT = TypeVar("ReportT", DrafterReport, AdapterReport)
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
 
 
@@ -106,8 +107,26 @@ order_flags = combine_flags(
 """Flags of an order to the replicas of a service."""
 
 
-def require_executed(reports: Sequence[DrafterReport | AdapterReport]) -> None:
-    """Raise OrderError where replicas have not confirmed an order, with the first one's fault."""
+def show_reports(
+    reports: Sequence[ReportT], table: Callable[[Sequence[ReportT]], str], as_json: bool
+) -> None:
+    """Print what all replicas reported."""
+    if not as_json:
+        click.echo(table(reports))
+        return
+    from cluster.api.http.admin_json import replicas_json  # imports FastAPI
+
+    click.echo(replicas_json(reports))
+
+
+def end_order(
+    reports: Sequence[ReportT], table: Callable[[Sequence[ReportT]], str], as_json: bool
+) -> None:
+    """Print the reports about an order.
+
+    Raises OrderError where replicas have not confirmed it, with the first one's fault.
+    """
+    show_reports(reports, table, as_json)
     faults = [each for each in reports if each.fault]
     if faults:
         count = f"{len(faults)} of {len(reports)} replicas have not confirmed the order"

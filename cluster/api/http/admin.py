@@ -16,14 +16,13 @@ from cluster.api.base.openai_errors import failure_of
 from cluster.api.base.operator_service import OperatorService
 from cluster.api.base.sse import event, event_response, json_event
 from cluster.api.http.admin_json import (
-    adapters_json,
-    drafters_json,
     read_adapter_order,
     read_change,
     read_drafter_order,
     read_load,
     read_profile_order,
     read_unload,
+    replicas_json,
     to_json,
 )
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
@@ -172,9 +171,8 @@ async def _status(admin: OperatorService, request: Request) -> Response:
 
 
 async def _replicas(admin: OperatorService, request: Request) -> Response:
-    replicas = (await admin.control.status()).replicas
-    listed = ", ".join(map(to_json, replicas))
-    return Response(f'{{"replicas": [{listed}]}}', media_type=_JSON)
+    status = await admin.control.status()
+    return Response(replicas_json(status.replicas), media_type=_JSON)
 
 
 async def _audit_log(admin: OperatorService, request: Request) -> Response:
@@ -199,23 +197,23 @@ async def _profile(admin: OperatorService, request: Request) -> Response:
 
 async def _drafters(admin: OperatorService, request: Request) -> Response:
     reports = await admin.orders.drafter(DrafterOrder())
-    return Response(drafters_json(reports), media_type=_JSON)
+    return Response(replicas_json(reports), media_type=_JSON)
 
 
 async def _order_drafter(admin: OperatorService, request: Request) -> Response:
     """Change the version of the draft head; respond when it is in use."""
     reports = await admin.orders.drafter(read_drafter_order(await _body(request)))
-    return Response(drafters_json(reports), media_type=_JSON)
+    return Response(replicas_json(reports), media_type=_JSON)
 
 
 async def _adapters(admin: OperatorService, request: Request) -> Response:
-    return Response(adapters_json(await admin.orders.adapter(AdapterOrder())), media_type=_JSON)
+    return Response(replicas_json(await admin.orders.adapter(AdapterOrder())), media_type=_JSON)
 
 
 async def _order_adapter(admin: OperatorService, request: Request) -> Response:
     """Load or unload an adapter; respond when it can be used, or no longer."""
     reports = await admin.orders.adapter(read_adapter_order(await _body(request)))
-    return Response(adapters_json(reports), media_type=_JSON)
+    return Response(replicas_json(reports), media_type=_JSON)
 
 
 async def _execute_adapter_order(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from types import MappingProxyType
@@ -11,14 +11,9 @@ from typing import Any
 
 from cluster.api.http.bodies import read_json
 from specdec.config.fields import refuse_unknown
-from specdec.types.adapters import (
-    AdapterOrder,
-    AdapterReport,
-    check_adapter_name,
-    check_adapter_path,
-)
+from specdec.types.adapters import AdapterOrder, check_adapter_name, check_adapter_path
 from specdec.types.control import CONTROL_VALUES, RateRule, SpeculationChange, SpeculationControl
-from specdec.types.drafters import DrafterOrder, DrafterReport
+from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.profile import ProfileOrder
 
@@ -48,6 +43,11 @@ def to_json(value: Any, omitted: Mapping[type, Collection[str]] = MappingProxyTy
     return json.dumps(value, ensure_ascii=False, default=plain)
 
 
+def replicas_json(reports: Sequence[Any]) -> str:
+    """Serialize what all replicas reported as one JSON object."""
+    return to_json({"replicas": reports})
+
+
 def read_change(body: bytes) -> SpeculationChange:
     """Parse a change. Raise InvalidValueError."""
     mapping = _read_object(body, SpeculationChange)
@@ -63,11 +63,6 @@ def read_profile_order(body: bytes) -> ProfileOrder:
 def read_drafter_order(body: bytes) -> DrafterOrder:
     """Parse an order for the versions of a draft head. Raise InvalidValueError."""
     return DrafterOrder(**_read_object(body, DrafterOrder)).with_change()
-
-
-def drafters_json(reports: Iterable[DrafterReport]) -> str:
-    """Serialize the versions of all replicas as one JSON object."""
-    return f'{{"replicas": [{", ".join(map(to_json, reports))}]}}'
 
 
 def read_adapter_order(body: bytes) -> AdapterOrder:
@@ -107,11 +102,6 @@ def read_unload(body: bytes) -> AdapterOrder:
     name = _text(_read_names(body, ("lora_name", "lora_int_id")), "lora_name")
     check_adapter_name("lora_name", name)
     return AdapterOrder.unload(name)
-
-
-def adapters_json(reports: Iterable[AdapterReport]) -> str:
-    """Serialize the adapters of all replicas as one JSON object."""
-    return f'{{"replicas": [{", ".join(map(to_json, reports))}]}}'
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
