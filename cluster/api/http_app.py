@@ -131,14 +131,14 @@ def _sending_head(send: Send) -> Send:
 
 def _prefix_of_another(request: Request) -> str:
     """Return the prefix of a path of another application, by its form; "" for any other path."""
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     first, second = (*path.split("/"), "", "")[1:3]
     is_ours = first in PATHS_OF_THE_SERVICE or second not in PATHS_OF_THE_SERVICE
     return "" if is_ours else first
 
 
 def _is_browser_at_root(request: Request) -> bool:
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     accepts = request.headers.get("accept", "")
     return request.method == "GET" and path == "/" and "text/html" in accepts
 
@@ -150,7 +150,7 @@ def _allowed(error: HTTPException) -> str:
 
 
 def _detail(request: Request, error: HTTPException) -> str:
-    path, root = request.url.path[:_MAX_PATH_CHARS], request.scope.get("root_path", "")
+    path, root = request.scope["path"][:_MAX_PATH_CHARS], request.scope.get("root_path", "")
     if error.status_code == 404:
         return f"no such path: {path}; {root}/openapi.json lists those of the API"
     if error.status_code == 405:
@@ -182,13 +182,13 @@ def _report_errors(
             if applications is not None:
                 applications.expect_application(name)
         except NotReadyError as absence:
-            return failure_response(failure_of(absence), request.url.path)
-        return failure_response(failure_of(error), request.url.path)
+            return failure_response(failure_of(absence), request.scope["path"])
+        return failure_response(failure_of(error), request.scope["path"])
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         """Report an error of a route that reports none itself; the server logs it."""
-        return failure_response(failure_of(error), request.url.path)
+        return failure_response(failure_of(error), request.scope["path"])
 
 
 def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:

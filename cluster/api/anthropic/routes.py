@@ -10,9 +10,7 @@ from fastapi.responses import JSONResponse
 from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.messages import prepare_messages
 from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from cluster.api.base.anthropic_errors import error_body
 from cluster.api.base.authentication import ApiKeys
-from cluster.api.base.openai_errors import Failure
 from cluster.api.http.bodies import ApiRequest
 from cluster.api.openai.generation import generate_response
 from cluster.api.openai.request_handler import RequestHandler
@@ -23,13 +21,9 @@ from cluster.replica.router import Router
 
 
 class MessagesHandler(RequestHandler):
-    """Wrapper of the routes, with Anthropic's errors and header of the request id."""
+    """Wrapper of the routes, with Anthropic's header of the request id."""
 
     id_headers = (*RequestHandler.id_headers, b"request-id")
-
-    def failure_response(self, failure: Failure) -> Response:
-        """Return the response of a request that has sent no status yet."""
-        return JSONResponse(error_body(failure), failure.status, dict(failure.headers))
 
 
 def messages_routes(

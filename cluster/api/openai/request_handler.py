@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from inspect import signature
 from typing import Annotated, Any, ClassVar
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.api.base.anthropic_errors import failure_response
 from cluster.api.base.authentication import ApiKeys
 from cluster.api.base.errors import CLIENT_CLOSED_REQUEST
 from cluster.api.base.openai_errors import Failure, failure_of
@@ -91,7 +92,7 @@ class RequestHandler:
     async def respond(
         self, request: ApiRequest, handle: RouteHandler, model: type[RequestModel] | None
     ) -> Response:
-        """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
+        """Run `handle`; return its response or an error, with the request id."""
         is_embedded = self.get_router().config.ingress == "embedded"  # Serve adds the id itself
         try:
             self._identify(request)
@@ -101,8 +102,7 @@ class RequestHandler:
             response = await handle(request)
         except Exception as error:
             request.lease.release()  # before the response, which can fail, too
-            names = request.get_names() if request.get_names else {}
-            response = self._failed(_unwrapped(error), model, names)
+            response = self._failed(request, _unwrapped(error), model)
         except BaseException:
             request.lease.release()
             raise
@@ -116,18 +116,15 @@ class RequestHandler:
         return response
 
     def _failed(
-        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
+        self, request: ApiRequest, error: Exception, model: type[RequestModel] | None
     ) -> Response:
         """Count an error and return its response; a client that has left gets none."""
         if isinstance(error, ClientDisconnect):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        names = request.get_names() if request.get_names else {}
         failure = failure_of(error, model, names)
         self.count(failure)
-        return self.failure_response(failure)
-
-    def failure_response(self, failure: Failure) -> Response:
-        """Return the response of a request that has sent no status yet."""
-        return failure.respond()
+        return failure_response(failure, request.scope["path"])
 
     def context(self, request: ApiRequest, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""

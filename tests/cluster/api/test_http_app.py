@@ -88,6 +88,24 @@ def test_allow_has_the_methods_of_a_path(path, methods):
     assert (refused.status_code, refused.headers["allow"]) == (405, methods)
 
 
+@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/v1/chat/completions", 400)])
+async def test_a_query_that_is_no_text_disturbs_no_error(path, status):
+    metrics = SimpleNamespace(count_failure=lambda code: None)
+    router = SimpleNamespace(config=SimpleNamespace(ingress="serve"), metrics=metrics)
+    app = make_app(lambda: router, lambda: None)
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"\xff"}
+    await app({"http_version": "1.1", "root_path": "", **scope}, receive, send)
+    assert sent[0]["status"] == status
+
+
 def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
     app = make_app(lambda: SimpleNamespace(), lambda: None)
     missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
