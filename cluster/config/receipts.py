@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdec.config.fields import FILE, Limit, setting
+from specdec.config.fields import FILE, NOT_NEGATIVE, at_most, setting
 from specdec.config.llm import LLMConfig
 
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-_SHARE = Limit("a number from 0 to 1", _is_share, kind=float, brief="0 to 1")
+_SHARE = replace(at_most(NOT_NEGATIVE, 1), text="a number from 0 to 1", brief="0 to 1")
 
 
 @dataclass(frozen=True)

@@ -366,10 +366,6 @@ class GenerateBuilder(ResponseBuilder):
         """Return whether the complete response may have many log-probabilities."""
         return self._has_logprobs
 
-    def add(self, each: PromptOutput) -> None:
-        """Add an output to the complete response."""
-        self._add(each)
-
     def body(self) -> Answers:
         """Build the complete response."""
         answers = [answer.to_dict() for choices in self._answers for answer in choices]
@@ -377,7 +373,8 @@ class GenerateBuilder(ResponseBuilder):
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode the whole text so far, as SGLang does; of a batch with the index of its prompt."""
-        answer, index = self._add(each), None
+        self.add(each)
+        answer, index = self._answers[each.prompt][each.output.choice], None
         if self._is_list:
             before = sum(len(choices) for choices in self._answers[: each.prompt])
             index = before + each.output.choice
@@ -387,11 +384,10 @@ class GenerateBuilder(ResponseBuilder):
         """Encode the end."""
         return [DONE]
 
-    def _add(self, each: PromptOutput) -> Answer:
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the response."""
         choices = self._answers[each.prompt]
-        answer = choices[each.output.choice]
-        answer.add(each.output)
+        choices[each.output.choice].add(each.output)
         if each.output.prompt_logprobs is not None:
             for other in choices:
                 other.add_prompt(each.output.prompt_logprobs)
-        return answer

@@ -7,14 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from cluster.api.base.openai_schema import RequestModel, at_most, max_entries, number, option
+from cluster.api.base.openai_schema import RequestModel, at_most, number, option
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.api.openai.schemas.completion_schema import MAX_PROMPTS
-from cluster.api.openai.schemas.sampling_fields import Speculation
+from cluster.api.openai.schemas.sampling_fields import Biases, Speculation
 from cluster.replica.limits import MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import (
-    MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -24,9 +23,6 @@ DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default."""
 
 _TEXT_ONLY = "left out: the models read text only"
-_Biases = Annotated[
-    dict[str, float], Field(max_length=MAX_LOGIT_BIASES), max_entries(MAX_LOGIT_BIASES)
-]
 _ListedIds = Annotated[list[int], at_most(MAX_LOGPROB_TOKEN_IDS)]
 _TokenIds = Annotated[list[int], at_most(MAX_TOKEN_IDS, 1)]
 
@@ -62,7 +58,7 @@ class SglSamplingParams(RequestModel):
     regex: str | None = option("a text that matches this regular expression")
     json_schema: str | dict[str, Any] | None = option("JSON that matches this schema")
     ebnf: str | None = option("a text of this grammar")
-    logit_bias: _Biases | None = option("added to the logits, by token id")
+    logit_bias: Biases | None = option("added to the logits, by token id")
     sampling_seed: int | None = number("seed of all random choices; -1: random")
 
 

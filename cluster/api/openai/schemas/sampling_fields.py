@@ -52,7 +52,7 @@ else:
 _ALL_TOKENS = -1
 """vLLM's value of top_k for all tokens; SamplingParams has 0."""
 
-_Biases = Annotated[
+Biases = Annotated[
     dict[str, float], Field(max_length=MAX_LOGIT_BIASES), max_entries(MAX_LOGIT_BIASES)
 ]
 
@@ -188,7 +188,7 @@ class SamplingFields(RequestModel):
     frequency_penalty: float | None = number(
         "the same, multiplied by the number of occurrences", -2, 2
     )
-    logit_bias: _Biases | None = option(
+    logit_bias: Biases | None = option(
         "added to the logits, by token id; from -100 to 100, at most 1024 entries"
     )
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
