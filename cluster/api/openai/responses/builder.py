@@ -71,7 +71,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._finish_reason: FinishReason | None = None
         self._reader = AnswerReader(chat.reading)
         self.forced_calls = chat.forced_calls
-        self._output = OutputItems(request_id, tools)
+        self._output = OutputItems(request_id, tools, has_summary=request.has_summary)
         self._error: ResponseError | None = None
 
     def add(self, each: PromptOutput) -> None:

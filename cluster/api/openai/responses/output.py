@@ -21,6 +21,7 @@ from cluster.api.openai.schemas.response_items import (
     OutputText,
     PlacedTool,
     ReasoningText,
+    SummaryText,
 )
 
 Change = tuple[str, dict[str, Any]]
@@ -33,11 +34,13 @@ TextLogprob = tuple[TokenLogprob, str]
 class OutputItems:
     """Output items of one answer. An item ends where one of another kind begins."""
 
-    def __init__(self, request_id: str, tools: Iterable[PlacedTool]) -> None:
-        """Start without items."""
+    def __init__(
+        self, request_id: str, tools: Iterable[PlacedTool], *, has_summary: bool = False
+    ) -> None:
+        """Start without items. has_summary: whether the text of reasoning is its summary, too."""
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
-        self._request_id = request_id
+        self._request_id, self._has_summary = request_id, has_summary
         self._tools = {each.function_name: each for each in tools}
         self._arguments = ""  # of the call that is open
         self._logprobs: list[TextLogprob] = []  # of tokens whose text is withheld
@@ -117,8 +120,15 @@ class OutputItems:
             part = ReasoningText(type="reasoning_text", text="")
             yield self._in_part("content_part.added", part=part.to_dict())
             reasoning.content.append(part)
+            if self._has_summary:
+                summary = SummaryText(type="summary_text", text="")
+                yield self._in_summary("part.added", part=summary.to_dict())
+                reasoning.summary.append(summary)
         reasoning.content[0].text += text
         yield self._in_part("reasoning_text.delta", delta=text)
+        for summary in reasoning.summary:
+            summary.text += text
+            yield self._in_summary("text.delta", delta=text)
 
     def _begin_call(self, start: CallStart) -> Iterator[Change]:
         placed = self._tools[start.name]
@@ -159,6 +169,9 @@ class OutputItems:
             case OutputReasoning(content=[part]):
                 yield self._in_part("reasoning_text.done", text=part.text)
                 yield self._in_part("content_part.done", part=part.to_dict())
+                for summary in item.summary:
+                    yield self._in_summary("text.done", text=summary.text)
+                    yield self._in_summary("part.done", part=summary.to_dict())
             case OutputFunctionCall():
                 done = {"name": item.name, "arguments": item.arguments}
                 yield self._in_item("function_call_arguments.done", **done)
@@ -185,6 +198,10 @@ class OutputItems:
     def _in_part(self, kind: str, **fields: Any) -> Change:
         """Return an event of the only part of the last item."""
         return self._in_item(kind, content_index=0, **fields)
+
+    def _in_summary(self, kind: str, **fields: Any) -> Change:
+        """Return an event of the only part of the summary of the last item."""
+        return self._in_item(f"reasoning_summary_{kind}", summary_index=0, **fields)
 
 
 def _of_text(logprobs: list[TextLogprob], text: str, *, follows_mark: bool) -> list[TextLogprob]:

@@ -354,13 +354,20 @@ class ReasoningText(ResponseModel):
     text: str
 
 
+class SummaryText(ResponseModel):
+    """The text of the reasoning where the request asks for a summary: nothing summarizes it."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class OutputReasoning(ResponseModel):
     """The reasoning before an answer, if the service has a parser of reasoning."""
 
     type: Literal["reasoning"]
     id: str
     status: ItemStatus
-    summary: list[Any] = Field(description="empty")
+    summary: list[SummaryText] = Field(description="empty unless `reasoning.summary` is given")
     content: list[ReasoningText]
 
 

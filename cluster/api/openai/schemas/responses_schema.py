@@ -66,7 +66,7 @@ class ReasoningOptions(RequestModel):
         "variable `reasoning_effort` of the chat template; ignored with a warning if it has none"
     )
     summary: Literal["auto", "concise", "detailed"] | None = option(
-        "accepted; the response has the whole reasoning"
+        "the summary of reasoning items is their whole text, as their content is"
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = option("older name")
     context: str | None = option("accepted; the template selects earlier reasoning")
@@ -171,6 +171,12 @@ class ResponsesRequest(RequestModel):
         tools = placed_tools(self.tools or ())
         names = {f"tools[{index}].function": each.field for index, each in enumerate(tools)}
         return names | {"structured_output.grammar": "tools"}
+
+    @property
+    def has_summary(self) -> bool:
+        """Return whether a summary of the reasoning is requested."""
+        options = self.reasoning
+        return options is not None and bool(options.summary or options.generate_summary)
 
     @property
     def has_logprobs(self) -> bool:

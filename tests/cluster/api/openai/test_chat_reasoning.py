@@ -43,7 +43,8 @@ def message_text(response):
     return "".join(part["text"] for each in messages for part in each["content"])
 
 
-async def test_the_reasoning_of_a_response_is_an_item(http, router, monkeypatch):
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"generate_summary": "detailed"}])
+async def test_the_reasoning_of_a_response_is_an_item(http, router, monkeypatch, asked):
     config = replace(router.config, reasoning_parser="deepseek_r1")
     monkeypatch.setattr(router, "config", config)
     body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
@@ -51,6 +52,10 @@ async def test_the_reasoning_of_a_response_is_an_item(http, router, monkeypatch)
     [item] = response["output"]
     assert (item["type"], item["status"], item["summary"]) == ("reasoning", "incomplete", [])
     assert item["content"][0]["text"]
+    summarized = (await http.post("/v1/responses", json={**body, "reasoning": asked})).json()
+    [shown] = summarized["output"]
+    assert shown["content"] == item["content"]
+    assert shown["summary"] == [{"type": "summary_text", "text": item["content"][0]["text"]}]
     details = response["usage"]["output_tokens_details"]
     assert details["reasoning_tokens"] == response["usage"]["output_tokens"] > 0
 

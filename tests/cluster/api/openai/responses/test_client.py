@@ -21,6 +21,7 @@ from cluster.api.openai.responses.builder import ResponsesBuilder
 from cluster.api.openai.responses.output import OutputItems
 from cluster.api.openai.responses.tools import custom_arguments, custom_input
 from cluster.api.openai.schemas.response_items import CustomTool, FunctionTool, placed_tools
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest
 from specdec.types.responses import FinishReason
 from tests.cluster.api.openai.conftest import alone
 
@@ -131,6 +132,23 @@ async def test_pieces_of_all_kinds_become_items_one_after_the_other():
     ]
     indices = [fields["output_index"] for _, fields in changes]
     assert indices == sorted(indices)
+
+
+@pytest.mark.parametrize("reasoning", [{"summary": "auto"}, {"generate_summary": "detailed"}])
+async def test_the_summary_of_reasoning_is_its_text(reasoning):
+    assert ResponsesRequest(**ASKED, reasoning=reasoning).has_summary
+    assert not ResponsesRequest(**ASKED, reasoning={"effort": "low"}).has_summary
+    output = OutputItems("r", (), has_summary=True)
+    changes = [*output.add([Reasoning("Hm"), Reasoning(".")]), *output.finish(is_complete=True)]
+    [item] = output.items
+    assert (item.summary[0].text, item.content[0].text) == ("Hm.", "Hm.")
+    shown = [(kind, fields) for kind, fields in changes if "summary" in kind]
+    assert [kind.removeprefix("reasoning_summary_") for kind, _ in shown] == [
+        "part.added", "text.delta", "text.delta", "text.done", "part.done",
+    ]  # fmt: skip
+    assert "".join(fields.get("delta", "") for _, fields in shown) == shown[3][1]["text"] == "Hm."
+    assert all((each["item_id"], each["summary_index"]) == (item.id, 0) for _, each in shown)
+    assert changes[-1][1]["item"]["summary"] == [{"type": "summary_text", "text": "Hm."}]
 
 
 async def test_a_call_that_is_cut_is_incomplete():
