@@ -110,7 +110,8 @@ class SpeculationPolicy:
         self._is_timed = False  # whether it decodes only, with the drafts that were decided
         self._waited_s: float | None = None  # of the present step, for a draft not made ahead
         self._num_rows: float | None = None  # its draft tokens of a sequence, with slots left out
-        self._observer = self._chooser  # records the step's drafts and time
+        # what records the drafts and the time of the present step, and its shape
+        self._observer, self._shape = self._chooser, self._decision.shape
         self._was_on = self.is_on
         self._num_flips = 0
 
@@ -163,7 +164,7 @@ class SpeculationPolicy:
         return self._curves.at(self._clock(), *of, self._possible_shapes)
 
     def update(self, control: SpeculationControl) -> None:
-        """Apply an operator's settings; equal ones have no effect."""
+        """Apply an operator's settings from the next step on; equal ones have no effect."""
         if control == self._control:
             return
         if (control.mode, control.threshold) != (self._control.mode, self._control.threshold):
@@ -187,7 +188,7 @@ class SpeculationPolicy:
         """
         self._is_begun = self._is_timed = False
         self._is_for_decoding = num_decoding > 0
-        self._observer = self._chooser
+        self._observer, self._shape = self._chooser, self._decision.shape
         if num_decoding == 0:
             return self._before_decoding(prompts)
         now_s = self._decided_at_s = self._clock()
@@ -199,7 +200,7 @@ class SpeculationPolicy:
         elif decision.num_draft_tokens and not self._is_drafter_available():
             decision = Decision(chain(0), DecisionReason.DRAFTER_UNAVAILABLE)
         self._note_drafting(decision, now_s)
-        self._decision = decision
+        self._decision, self._shape = decision, decision.shape
         return decision
 
     def _before_decoding(self, prompts: PromptLoad) -> Decision:
@@ -269,7 +270,7 @@ class SpeculationPolicy:
         chooser = self._observer
         if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return
-        shape, now_s = self._decision.shape, self._decided_at_s
+        shape, now_s = self._shape, self._decided_at_s
         if shape.ahead is DraftAhead.OFF or is_tree:
             if not is_tree or self._is_begun:  # otherwise another decision has the tree's size
                 size = shape.num_draft_tokens if is_tree else 0
@@ -292,7 +293,7 @@ class SpeculationPolicy:
         if not is_begun or self._observer is None:
             return
         now_s = self._clock()
-        seconds, shape = now_s - self._decided_at_s, self._decision.shape
+        seconds, shape = now_s - self._decided_at_s, self._shape
         is_ahead = shape.ahead is not DraftAhead.OFF  # waiting is then estimated by the hit rate
         drafted_s = self._waited_s or 0.0
         waited_s, drafted_s = (drafted_s, 0.0) if is_ahead else (0.0, drafted_s)

@@ -1,6 +1,8 @@
 """Tests of the choice among drafts ahead: by hit rate and by the longer of both models' times."""
 
 import random
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +13,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.probe import Probe
 from specdec.types.control import SpeculationControl
-from specdec.types.drafts.draft_decision import DecisionReason, DraftAhead, chain
+from specdec.types.drafts.draft_decision import Decision, DecisionReason, DraftAhead, chain
 from tests.clock import Clock
 
 OFF, CONTINUING, OUTCOMES = DraftAhead
@@ -176,6 +178,23 @@ def test_a_miss_is_not_reported_as_catching_up():
     policy.decide(2)
     policy.begin_step(2, 0, has_prefill=False)
     assert policy.log.counts == {DecisionReason.OPERATOR: 1}
+
+
+def test_a_step_that_runs_while_settings_change_has_its_own_shape():
+    chooser, control = Mock(GoodputChooser, slots=None), SpeculationControl("auto", 100, 4)
+    chooser.choose.return_value = Decision(chain(2), DecisionReason.GOODPUT)
+    policy = SpeculationPolicy(
+        control, Clock(), choosers={None: chooser}, ahead_choices=tuple(DraftAhead)
+    )
+    policy.decide(1)
+    policy.begin_step(1, 1, has_prefill=False)
+    policy.update(replace(control, mode="on"))
+    assert policy.decision.shape == chain(4).with_ahead(OUTCOMES)
+    policy.observe_rows(1, 2, 2, 1)
+    policy.end_step()
+    chooser.observe_drafts.assert_called_once()
+    chooser.observe_ahead.assert_not_called()
+    assert chooser.observe_step.call_args.args[:2] == (1, chain(2))
 
 
 def test_accepted_drafts_ahead_reduce_what_a_probe_has_lost():

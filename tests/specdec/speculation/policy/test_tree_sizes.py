@@ -12,8 +12,6 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.drafts.draft_decision import (
-    Decision,
-    DecisionReason,
     chain,
     chains,
     tree,
@@ -126,15 +124,15 @@ def test_trees_of_a_step_are_observed_by_their_size(clock):
     large, small = trees(16, depth=3)
     policy.decide(1)
     policy.begin_step(50, 50, has_prefill=False)
-    policy._decision = Decision(small, DecisionReason.GOODPUT)
+    policy._shape = small  # of the step that is observed
     policy.observe_rows(50, 3, 3, 3, is_tree=True)
-    policy._decision = Decision(large, DecisionReason.GOODPUT)
+    policy._shape = large
     policy.observe_rows(50, 3, 3, 0, is_tree=True)
     estimates = chooser._acceptance.expected_tokens([chain(3), small, large], clock())
     assert estimates[1] > 2 * estimates[2]
     for shape in (chain(0), small):  # under which the trees of an earlier decision are verified
         policy.decide(1)
-        policy._decision = Decision(shape, DecisionReason.GOODPUT)
+        policy._shape = shape
         policy.observe_rows(50, 3, 3, 0, is_tree=True)
         found = chooser._acceptance.expected_tokens([chain(3), small, large], clock())
         assert found == estimates
