@@ -27,6 +27,7 @@ MAX_COUNTED_NAMES = 64
 
 OTHER_ADAPTERS = "other"
 _UNUSED = 0, SpeculationStats()
+_MAX_FAULTS = 1024  # kept until their callers ask for them: these may have left
 
 NO_SOURCE = AdapterSource("", "")
 
@@ -102,6 +103,7 @@ class Adapters:
         self._held: Counter[int] = Counter()  # by id
         self._loading: int | None = None  # on the ranks at this moment
         self._faults: dict[int, str] = {}  # of loads that failed and were not asked for yet
+        self._last_dropped = BASE_MODEL  # the largest id of a fault that is not kept
         self._next_id = BASE_MODEL + 1
         self._counted: dict[str, tuple[int, SpeculationStats]] = {}
         self._unused: dict[str, None] = {}  # counted names without tokens, oldest first
@@ -190,10 +192,10 @@ class Adapters:
 
     def fault_of(self, adapter_id: int) -> str | None:
         """Return why an ordered load failed, once; empty if it has not; None while it goes on."""
-        adapter = self._adapters.get(adapter_id)
-        if adapter is not None and not adapter.is_loaded:
-            return None
-        return self._faults.pop(adapter_id, "")
+        if (adapter := self._adapters.get(adapter_id)) is not None:
+            return "" if adapter.is_loaded else None
+        unknown = "its result is no longer known" if adapter_id <= self._last_dropped else ""
+        return self._faults.pop(adapter_id, unknown)
 
     def use(self, adapter_id: int, name: str) -> int:
         """Record a new request; return the id of its adapter.
@@ -393,3 +395,6 @@ class Adapters:
         self._free_on_draft(adapter)
         if is_new:
             self._faults[adapter_id] = fault
+            for oldest in [*self._faults][:-_MAX_FAULTS]:
+                del self._faults[oldest]
+                self._last_dropped = max(self._last_dropped, oldest)

@@ -1,4 +1,4 @@
-# Modules: specdec.engine.scheduling.adapter_seats, specdec.engine.scheduling.scheduled_row
+# Modules: specdec.engine.scheduling.scheduled_row
 # Modules: specdec.engine.scheduling.batch_load
 """The scheduler alone: drafts take what is left, whatever the load."""
 
