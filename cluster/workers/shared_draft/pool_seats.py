@@ -36,6 +36,8 @@ _NUM_SEAT_POLLS = 20
 
 _POLL_S = 0.5
 _NUM_ROUND_TRIPS = 8
+_MAX_NODES = 1024
+"""Nodes whose round trips are kept, those that were seen last."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,10 @@ class PoolSeats:
         """Return the shortest round trip to a node of the last ones; 0 to this node."""
         if node[0] == str(ray.util.get_node_ip_address()):
             return 0.0
-        known = self._round_trips_s.setdefault(node, deque(maxlen=_NUM_ROUND_TRIPS))
+        known = self._round_trips_s.pop(node, None) or deque(maxlen=_NUM_ROUND_TRIPS)
+        self._round_trips_s[node] = known
+        for oldest in [*self._round_trips_s][:-_MAX_NODES]:
+            del self._round_trips_s[oldest]
         known.append(self._connect(node))
         return min(known)
 

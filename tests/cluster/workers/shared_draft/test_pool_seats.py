@@ -141,6 +141,17 @@ def test_a_router_sees_its_worker_and_others_by_load_and_distance():
     assert asked == [(THERE, 6)] * 4, "each other node once a look"
 
 
+def test_round_trips_of_the_last_nodes_are_kept(monkeypatch):
+    monkeypatch.setattr("cluster.workers.shared_draft.pool_seats._MAX_NODES", 2)
+    worker, round_trips_s = Worker("a", 9), iter([1.0, 2.0, 3.0, 4.0, 5.0])
+    seats = seats_of(worker, connect=lambda address: next(round_trips_s))
+    found = []
+    for worker.address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3", "192.0.2.2"):
+        [drafter], _ = seats.look(Seat(Endpoint(""), 1, "b", 0))
+        found.append(drafter.round_trip_s)
+    assert found == [1.0, 2.0, 1.0, 4.0, 5.0], "those of the second node were dropped"
+
+
 def test_a_distant_worker_is_found_by_a_connection():
     unreachable = PoolSeats(Handle(Worker("a", 1, address="127.0.0.1")))  # port 6 is closed
     [drafter], _ = unreachable.look(Seat(Endpoint(""), 1, "b", 0))
