@@ -55,6 +55,12 @@ def detect_method(source: HeadSource) -> str:
     open, with what was looked at and the methods to choose from.
     """
     if (method := head_method(source)) is not None:
+        if source.architecture.endswith("NextN"):
+            raise UnsupportedModelError(
+                f"{source.directory} has layers for multi-token prediction alone "
+                f"({source.architecture}): they are read from the target's own files; set method "
+                f"to {method} without a model"
+            )
         if is_in_whole_model(source, method):
             raise UnsupportedModelError(
                 f"{source.directory} is a whole model ({source.architecture}) with layers for "

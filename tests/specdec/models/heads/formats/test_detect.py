@@ -31,6 +31,9 @@ METHODS = {
     "dspark": "dspark",
 }
 
+WHOLE = "set method to draft_model, or to mtp if it is the target itself"
+ALONE = "has layers for multi-token prediction alone (DeepseekV3ForCausalLMNextN)"
+
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_format_of_a_head_has_its_method(tmp_path, target, kind):
@@ -67,13 +70,14 @@ def test_a_model_with_a_pard_token_drafts_in_parallel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "name"),
+    ("architecture", "name", "words"),
     [
-        ("LlamaForCausalLM", "model.mtp_layers.0.input_proj.weight"),
-        ("Qwen3_5ForConditionalGeneration", "mtp.fc.weight"),
+        ("LlamaForCausalLM", "model.mtp_layers.0.input_proj.weight", WHOLE),
+        ("Qwen3_5ForConditionalGeneration", "mtp.fc.weight", WHOLE),
+        ("DeepseekV3ForCausalLMNextN", "model.layers.0.eh_proj.weight", ALONE),
     ],
 )
-def test_a_whole_model_with_mtp_layers_is_both(tmp_path, architecture, name):
+def test_mtp_layers_are_beside_a_model_or_alone(tmp_path, architecture, name, words):
     path = tiny_llama_dir(tmp_path) / "model.safetensors"
     save_file(load_file(path) | {name: torch.zeros(4, 8)}, path)
     config = tmp_path / "config.json"
@@ -84,7 +88,7 @@ def test_a_whole_model_with_mtp_layers_is_both(tmp_path, architecture, name):
     assert separate_head_method_of(tmp_path) is None
     with pytest.raises(UnsupportedModelError) as caught:
         method_of(tmp_path)
-    assert "set method to draft_model, or to mtp if it is the target itself" in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_other_files_are_refused_with_what_was_looked_at(tmp_path):
