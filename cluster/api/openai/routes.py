@@ -100,7 +100,7 @@ async def count_prompt(handler: RequestHandler, chat: ChatRequest, request: ApiR
 def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/responses/input_tokens", responses=answers(InputTokens))
     async def input_tokens(body: ResponsesRequest, request: ApiRequest) -> Response:
-        """Count the input tokens of a response."""
+        """Count the input tokens of a response, without `truncation`."""
         router = handler.get_router()
         count = await count_prompt(handler, response_chat(router, body), request)
         return _json(InputTokens(object="response.input_tokens", input_tokens=count))

@@ -17,6 +17,7 @@ from cluster.api.openai.logprobs import chat_logprobs
 from cluster.api.openai.responses.input import as_chat
 from cluster.api.openai.responses.output import Change, OutputItems, TextLogprob
 from cluster.api.openai.responses.tools import offered_tools
+from cluster.api.openai.responses.truncation import fitting
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.api.openai.schemas.response_items import HostedTool, PlacedTool
 from cluster.api.openai.schemas.responses_schema import (
@@ -42,8 +43,11 @@ async def prepare_response(
         limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
     tools = offered_tools(request)
-    chat = await prepare_chat(router, response_chat(router, request), context)
-    return ResponsesBuilder(request, chat, tools, context.request_id)
+    chat = response_chat(router, request)
+    builder = await prepare_chat(router, chat, context)
+    if request.truncation == "auto":
+        builder = await fitting(router, chat, builder, context)
+    return ResponsesBuilder(request, builder, tools, context.request_id)
 
 
 def response_chat(router: Router, request: ResponsesRequest) -> ChatRequest:

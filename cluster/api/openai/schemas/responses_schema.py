@@ -136,7 +136,9 @@ class ResponsesRequest(RequestModel):
     top_logprobs: int | None = number(
         "number of most likely tokens to return at each position; needs `include`", 0, 20
     )
-    truncation: Literal["disabled"] | None = option("an input that is too long is rejected")
+    truncation: Literal["auto", "disabled"] | None = option(
+        "default: an input that is too long is rejected; `auto` leaves out its oldest messages"
+    )
     reasoning: ReasoningOptions | None = option("options of the reasoning")
     tools: Annotated[list[ToolParam], at_most(MAX_TOOLS)] | None = option(
         "functions and custom tools that the model may call; at most 128"

@@ -146,7 +146,7 @@ async def test_log_probabilities(http):
         ({"tools": [{"type": "function", "name": "a"}] * 2}, "tools[1].name"),
         ({"tool_choice": {"type": "function", "name": "a"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "last"}, "truncation"),
         ({"n": 2}, "n"),
         (
             {
