@@ -58,6 +58,7 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "enable_ssl_refresh": Always(
             True, "new certificate files are used from the next connection on"
         ),
+        "response_role": Always("assistant", "answers have this role"),
     }
 )
 """Flags of vLLM that are accepted with the one value that applies here."""

@@ -158,7 +158,7 @@ def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> 
         if name not in known:
             synonyms = {each: meant for each, meant in _SYNONYMS.items() if meant in known}
             others = [*synonyms, *known]
-            nearest = difflib.get_close_matches(str(name), others, n=1, cutoff=0.5)
+            nearest = difflib.get_close_matches(str(name), others, n=1)
             nearest = [synonyms.get(each, each) for each in nearest]
             limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
             raise UnknownNameError(what, name, limit)

@@ -173,6 +173,6 @@ def _note_detokenize() -> None:
 def _refuse(name: str, value: object, known: tuple[str, ...]) -> None:
     if name in REFUSED:
         raise InvalidValueError(name, value, REFUSED[name])
-    nearest = difflib.get_close_matches(name, [*known, *_STRUCTURES], n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, [*known, *_STRUCTURES], n=1)
     limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
     raise UnknownNameError("argument of SamplingParams", name, limit)

@@ -218,6 +218,7 @@ def test_none_selects_the_default_of_the_device(field):
             "did you mean num_speculative_tokens?",
         ),
         ({"zzz": 3}, "unknown configuration key 'zzz'; known: model, "),
+        ({"hf_token": "a"}, "'hf_token'; known: model, "),  # as max_prefill_tokens by half
         ({7: 3}, "unknown configuration key 7; known: model, "),
     ],
 )
