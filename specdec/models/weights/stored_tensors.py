@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.models.weights.pickled_tensors import dtype_name, read_pickled
-from specdec.models.weights.tensor_headers import HeaderSource, text_name
-from specdec.models.weights.tensor_views import (
-    ExpertView,
-    JoinedView,
-    StoredPart,
-    TensorView,
-    tensor_views,
+from specdec.models.weights.pickled_tensors import DTYPES, dtype_name, read_pickled
+from specdec.models.weights.tensor_headers import (
+    HeaderSource,
+    StoredFile,
+    TensorHeader,
+    text_name,
+    with_views,
 )
-from specdec.models.weights.weight_files import files_of_tensors
+from specdec.models.weights.tensor_views import ExpertView, JoinedView, StoredPart
+from specdec.models.weights.weight_files import files_of_tensors, read_stored
 from specdec.types.errors import UnsupportedModelError
 
-_MOST_OPEN_BYTES = 64 << 20
-_Window = tuple[slice, ...]
+_MOST_MAPPED_BYTES = 64 << 20
 
 SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that float32 represents exactly, by their names in safetensors."""
@@ -39,14 +35,6 @@ class TensorSource(HeaderSource, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _StoredTensor:
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
 class StoredTensors:
     """The tensors of a checkpoint by name, in one or several files.
 
@@ -54,49 +42,41 @@ class StoredTensors:
     that layers read otherwise than they are stored are views.
     Reading a missing tensor raises UnsupportedModelError.
 
-    The file of the last read stays open until 64 MiB of its tensors have been read: opening parses
-    the whole header. The pages that were read stay resident while it is open or one of its tensors
-    is in use.
+    The file of the last read stays mapped until 64 MiB of its tensors have been read: the pages
+    that were read stay resident while it is, or while one of its tensors is in use. These share one
+    storage and its version counter, so that a write to one counts as a write to all. Another file
+    of the same path, or other content, raises UnsupportedModelError when it is mapped.
     """
 
     def __init__(self, paths: Iterable[Path], directory: Path) -> None:
         """Read the headers of all files. Raises UnsupportedModelError for an unreadable file."""
         self._directory = directory
-        self._tensors: dict[str, _StoredTensor] = {}
-        self._parts: dict[str, _StoredTensor] = {}
-        self._views: dict[str, TensorView] = {}
-        self._last: tuple[Path | None, Any, int] = (None, None, 0)  # an open file, and bytes read
-        found = {path: _tensors_of(path) for path in paths}
-        for name, path in files_of_tensors(found).items():
-            self._tensors[text_name(name)] = found[path][name]
-        self._add_views()
-
-    def _add_views(self) -> None:
-        views = tensor_views({name: each.shape for name, each in self._tensors.items()})
-        for name in {part for view in views.values() for part in view.stored}:
-            self._parts[name] = self._tensors.pop(name)
-        for name, view in views.items():
-            first = self._parts[view.stored[0]]
-            self._tensors[name] = _StoredTensor(first.path, name, view.shape, first.dtype)
-        self._views = views
+        found = {path: read_stored(path) for path in paths}
+        self._stored = {
+            text_name(name): found[path][name] for name, path in files_of_tensors(found).items()
+        }
+        self._headers, self._views = with_views(self._stored)
+        self._mapped = torch.empty(0, dtype=torch.uint8)  # the file of the last read
+        self._last: tuple[StoredFile | None, int] = (None, 0)  # that file, and the bytes read
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._headers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
-        return self._stored(name).shape
+        return self._header(name).shape
 
     def dtype(self, name: str) -> str:
         """See HeaderSource."""
-        return self._stored(name).dtype
+        return self._header(name).dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
-        stored, view = self._stored(name), self._views.get(name)
+        self._header(name)
+        view = self._views.get(name)
         if isinstance(view, ExpertView):
             rows, cols = window or (slice(None), slice(None))
             part = self._part(view.part(rows, cols))[0]
@@ -104,25 +84,26 @@ class StoredTensors:
         if isinstance(view, JoinedView):
             parts = view.parts(*(window or (slice(None),)))
             return torch.cat([self._part(part) for part in parts])
-        return self._read(stored, window)
+        return self._part(StoredPart(name, window))
 
     def _part(self, part: StoredPart) -> Tensor:
-        return self._read(self._parts[part.stored], part.window)
+        stored = self._stored[part.stored]
+        if stored.dtype not in DTYPES:
+            raise UnsupportedModelError(f"{part.stored} has type {stored.dtype}; torch has none")
+        file, num_bytes = self._last
+        if file is not stored.file or num_bytes >= _MOST_MAPPED_BYTES:
+            self._mapped, num_bytes = _mapped(stored.file), 0
+        self._last = stored.file, num_bytes + stored.end - stored.begin
+        dtype, content = DTYPES[stored.dtype], self._mapped[stored.begin : stored.end]
+        if stored.begin % dtype.itemsize == 0:
+            return content.view(dtype).view(stored.shape)[part.window]
+        values = content.view(*stored.shape, dtype.itemsize)[part.window]
+        return values.clone(memory_format=torch.contiguous_format).view(dtype).squeeze(-1)
 
-    def _read(self, stored: _StoredTensor, window: _Window) -> Tensor:
-        path, file, num_bytes = self._last
-        if path != stored.path or num_bytes >= _MOST_OPEN_BYTES:
-            file, num_bytes = _open(stored.path), 0
-        name = stored.name
-        tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
-        num_bytes += prod(stored.shape) * tensor.element_size()
-        self._last = stored.path, file, num_bytes
-        return tensor
-
-    def _stored(self, name: str) -> _StoredTensor:
-        if name not in self._tensors:
+    def _header(self, name: str) -> TensorHeader:
+        if name not in self._headers:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return self._tensors[name]
+        return self._headers[name]
 
 
 class PickledTensors:
@@ -156,20 +137,15 @@ class PickledTensors:
         return self._tensors[name]
 
 
-def _tensors_of(path: Path) -> dict[str, _StoredTensor]:
-    """Return the tensors of a file by their stored names."""
-    with _open(path) as file:
-        names: list[str] = file.keys()
-        slices = {name: file.get_slice(name) for name in names}
-        return {
-            name: _StoredTensor(path, name, tuple(each.get_shape()), each.get_dtype())
-            for name, each in slices.items()
-        }
-
-
-def _open(path: Path) -> Any:
+def _mapped(file: StoredFile) -> Tensor:
+    """Map a file to memory, as bytes; later writes to the tensor do not change it."""
+    path = file.path
     try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+        content = torch.from_file(str(path), size=file.size, dtype=torch.uint8)
+        present = StoredFile.of(path, path.stat())
+    except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(f"{path} cannot be read: {reason[:500]}") from error
+    if present != file:
+        raise UnsupportedModelError(f"{path} has changed while it was read; load it again")
+    return content

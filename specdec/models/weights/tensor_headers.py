@@ -5,12 +5,14 @@ The rule needs no values, so that it applies to a whole checkpoint before anythi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from specdec.models.weights.tensor_views import tensor_views
+from specdec.models.weights.tensor_views import TensorView, tensor_views
 from specdec.types.errors import UnsupportedModelError
 
 FLOATS = ("F32", "BF16", "F16", "F64")
@@ -65,12 +67,36 @@ class HeaderSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there are up to 100,000, created at every start
 class TensorHeader:
     """Type and shape of a stored tensor. dtype: by its name in safetensors."""
 
     dtype: str
     shape: tuple[int, ...]
+
+
+class StoredFile(NamedTuple):
+    """A file of tensors as it is when its header is read; another one of its path differs."""
+
+    path: Path
+    size: int
+    device: int
+    inode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> StoredFile:
+        """Return the file with this status."""
+        return cls(path, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(slots=True)
+class StoredTensor(TensorHeader):
+    """A tensor of a safetensors file. begin, end: positions of its bytes in the file."""
+
+    file: StoredFile
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +108,7 @@ class TensorHeaders:
     @classmethod
     def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
         """Return headers under the names of a text model, where it is a part of a larger model."""
-        return cls(with_views({text_name(name): header for name, header in headers.items()}))
+        return cls(with_views({text_name(name): header for name, header in headers.items()})[0])
 
     def __contains__(self, name: str) -> bool:
         return name in self.headers
@@ -104,15 +130,18 @@ class TensorHeaders:
         return self.headers[name]
 
 
-def with_views(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """Return the headers of the tensors that layers read; see `tensor_views`."""
+def with_views(
+    headers: Mapping[str, TensorHeader],
+) -> tuple[dict[str, TensorHeader], dict[str, TensorView]]:
+    """Return the headers of the tensors that layers read, and the `tensor_views` among them."""
     views = tensor_views({name: header.shape for name, header in headers.items()})
     parts = {name for view in views.values() for name in view.stored}
     viewed = {
         name: TensorHeader(headers[view.stored[0]].dtype, view.shape)
         for name, view in views.items()
     }
-    return {name: header for name, header in headers.items() if name not in parts} | viewed
+    whole = {name: header for name, header in headers.items() if name not in parts}
+    return whole | viewed, views
 
 
 def text_name(name: str) -> str:

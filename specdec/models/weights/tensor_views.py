@@ -77,7 +77,8 @@ def tensor_views(shapes: Shapes) -> dict[str, TensorView]:
     """Return the tensors that are not stored as such, by name."""
     found: dict[str, TensorView] = {}
     for stored in shapes:
-        found |= _experts(stored, shapes)
+        if stored.endswith("_proj"):
+            found |= _experts(stored, shapes)
         if stored.endswith(_QUERY_CONVOLUTION):
             found |= _convolution(stored.removesuffix(_QUERY_CONVOLUTION), shapes)
     return found

@@ -6,13 +6,17 @@ Reading them from safetensors needs no torch; from pickled files it does.
 from __future__ import annotations
 
 import json
+import operator
+import os
+import reprlib
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from specdec.models.weights.tensor_headers import TensorHeader
+from specdec.models.weights.tensor_headers import StoredFile, StoredTensor, TensorHeader
 from specdec.types.errors import UnsupportedModelError
 
 SAFETENSORS = ".safetensors"
@@ -29,6 +33,14 @@ _NAMES = (
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _LENGTH_BYTES, _METADATA = 8, "__metadata__"
 _NO_HEADER = f"it is no safetensors file, or its header exceeds {_MAX_HEADER_BYTES:,} bytes"
+_MAX_DIMENSIONS = 64
+_NUM_BITS = {
+    **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "C64": 64, "BOOL": 8},
+    **{f"{kind}{size}": size for size in (64, 32, 16, 8) for kind in "IU"},
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
+"""Bits of an element by the names of types in safetensors."""
 _CUT = "it was not copied or downloaded completely; fetch it again"
 
 
@@ -68,7 +80,7 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
     Raises UnsupportedModelError for a file that cannot be read.
     """
     headers = {
-        path: _pickled_headers(path) if path.suffix in PICKLED else _of_safetensors(path)
+        path: _pickled_headers(path) if path.suffix in PICKLED else read_stored(path)
         for path in files
     }
     return {name: headers[path][name] for name, path in files_of_tensors(headers).items()}
@@ -129,37 +141,57 @@ def _of_index(index: Path) -> tuple[Path, ...]:
     return files
 
 
-def _of_safetensors(path: Path) -> dict[str, TensorHeader]:
-    header, begin = _read_safetensors(path)
-    _require_whole(path, header, begin)
-    try:
-        headers = {
-            name: TensorHeader(str(tensor["dtype"]), tuple(tensor["shape"]))
-            for name, tensor in header.items()
-            if name != _METADATA
-        }
-    except (KeyError, TypeError) as error:
-        raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
-    for name, shape in ((name, header.shape) for name, header in headers.items()):
-        if any(type(size) is not int or size < 0 for size in shape):
-            raise UnsupportedModelError(f"{path}: tensor {name} has the invalid shape {shape}")
-    return headers
+def read_stored(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name, in the order of their bytes.
 
-
-def _require_whole(path: Path, header: Mapping[str, Any], begin: int) -> None:
-    """Raise UnsupportedModelError for a file that ends before its last tensor does.
-
-    begin: of the tensors.
+    Raises UnsupportedModelError for a file that cannot be read, and for one whose header does not
+    give each tensor the bytes that its type and its shape have, one after the other.
     """
+    header, begin, file = _read_safetensors(path)
     try:
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != _METADATA]
-        needed = begin + max(ends, default=0)
-    except (KeyError, TypeError, IndexError) as error:
+        entries = [
+            (operator.index(first), operator.index(last), name, str(each["dtype"]), each["shape"])
+            for name, each in header.items()
+            if name != _METADATA
+            for first, last in [each["data_offsets"]]
+        ]
+        entries.sort()
+        found = {
+            name: StoredTensor(dtype, tuple(shape), file, begin + first, begin + last)
+            for first, last, name, dtype, shape in entries
+        }
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
-    if (size := path.stat().st_size) < needed:
+    end = begin
+    for name, each in found.items():
+        if fault := _fault_of(each, end):
+            raise UnsupportedModelError(f"{path}: tensor {name:.200} has {fault}")
+        end = each.end
+    if file.size != end:
+        reason = _CUT if file.size < end else "bytes follow its last tensor"
         raise UnsupportedModelError(
-            f"{path} has {size} bytes, and its header describes {needed}: {_CUT}"
+            f"{path} has {file.size} bytes, and its header describes {end}: {reason}"
         )
+    return found
+
+
+def _fault_of(tensor: StoredTensor, begin: int) -> str:
+    """Return what is invalid in a tensor whose bytes must follow `begin`; empty if nothing is."""
+    dtype, shape = tensor.dtype, tensor.shape
+    are_sizes = all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+    if not are_sizes or len(shape) > _MAX_DIMENSIONS:
+        return f"the invalid shape {reprlib.repr(shape)}"
+    if dtype not in _NUM_BITS:
+        return f"the unknown type {dtype!r:.80}; known: {', '.join(_NUM_BITS)}"
+    size, rest = divmod(prod(shape) * _NUM_BITS[dtype], 8)
+    if tensor.begin == begin and tensor.end == begin + size and not rest:
+        return ""
+    if max(tensor.begin.bit_length(), tensor.end.bit_length()) > 63:
+        return "data_offsets beyond 2^63"
+    return (
+        f"the bytes {tensor.begin} to {tensor.end}; it must have {begin} to {begin + size}, as "
+        f"{dtype} {list(shape)} after the tensors before it"
+    )
 
 
 def safetensors_header(path: Path) -> Mapping[str, Any]:
@@ -167,11 +199,12 @@ def safetensors_header(path: Path) -> Mapping[str, Any]:
     return {name: each for name, each in _read_safetensors(path)[0].items() if name != _METADATA}
 
 
-def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int]:
-    """Return the JSON at the beginning of a file, and the position at which the tensors begin."""
+def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int, StoredFile]:
+    """Return the JSON at the beginning of a file, where the tensors begin, and the file."""
     try:
         with path.open("rb") as file:
-            total, length = path.stat().st_size, file.read(_LENGTH_BYTES)
+            status, length = os.fstat(file.fileno()), file.read(_LENGTH_BYTES)
+            total = status.st_size
             (size,) = struct.unpack("<Q", length) if len(length) == _LENGTH_BYTES else (0,)
             if total >= _LENGTH_BYTES and not 0 < size <= _MAX_HEADER_BYTES:
                 raise ValueError(_NO_HEADER)
@@ -182,7 +215,7 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], int]:
         raise UnsupportedModelError(f"{path} cannot be read as safetensors: {error}") from error
     if not isinstance(header, dict):
         raise UnsupportedModelError(f"{path} has an invalid safetensors header")
-    return header, _LENGTH_BYTES + size
+    return header, _LENGTH_BYTES + size, StoredFile.of(path, status)
 
 
 def _pickled_headers(path: Path) -> dict[str, TensorHeader]:

@@ -185,7 +185,7 @@ class HeadSource:
         files, fields = find_weight_files(directory), read_fields(directory)
         headers = read_headers(files)
         if files[0].suffix == SAFETENSORS:
-            headers = with_views(headers)
+            headers, _ = with_views(headers)
         if "quantization_config" in fields:
             from specdec.models.weights.dequantized_tensors import (
                 dequantized_headers,  # imports torch, which few processes need

@@ -1,16 +1,13 @@
-# Modules: specdec.kernels.reference.packed_weight, specdec.models.weights.stored_tensors
-# Modules: specdec.models.weights.weight_slices
+# Modules: specdec.kernels.reference.packed_weight, specdec.models.weights.weight_slices
 """Reference tests: packed slices of checkpoints have the values of the dequantized ones."""
 
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from specdec.kernels.reference.packed_weight import CodeKind, joined, pack_int4, unpack_int4
-from specdec.models.weights import stored_tensors
 from specdec.models.weights.dequantize import weight_format
 from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
 from specdec.models.weights.stored_tensors import StoredTensors
@@ -168,13 +165,3 @@ def test_words_have_the_lowest_bits_first():
     words = pack_int4(codes)
     assert words.tolist() == [[0x76543210, 0xFEDCBA98 - 2**32]]
     assert torch.equal(unpack_int4(words), codes.int())
-
-
-def test_a_file_is_opened_again_after_some_bytes(tmp_path, monkeypatch):
-    path, expected = tmp_path / "model.safetensors", torch.arange(24.0).view(6, 4)
-    save_file({str(index): row for index, row in enumerate(expected)}, path)
-    source, opened = StoredTensors([path], tmp_path), Mock(wraps=stored_tensors.safe_open)
-    monkeypatch.setattr(stored_tensors, "_MOST_OPEN_BYTES", 3 * 16)
-    monkeypatch.setattr(stored_tensors, "safe_open", opened)
-    assert torch.equal(torch.stack([source.slice(str(index)) for index in range(6)]), expected)
-    assert opened.call_count == 2
