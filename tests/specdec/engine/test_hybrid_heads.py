@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.engine.models.model_limits import check_model_limits
@@ -21,8 +22,15 @@ from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import InvalidValueError
 from specdec.worker import LocalTarget, RankModel, load_target
 from specdec.worker.loading import HeadFiles
+from tests.specdec.adapters import ALL_LINEAR, HEAD_MODULES, adapter_dir, merged_dir
 from tests.specdec.engine.test_hybrids import POISON, SMALL_POOL, hybrid_config, requests
-from tests.specdec.engines import local_engine, make_engine, tokens_by
+from tests.specdec.engines import (
+    load_adapter,
+    local_engine,
+    make_engine,
+    tokens_by,
+    with_adapter,
+)
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.models.families import save_family
@@ -34,6 +42,7 @@ from tests.specdec.tiny import train_tokenizer
 QUICK = "qwen3-next"
 SLOW = ("qwen3.5", "qwen3.5-moe")
 HEADS_OF_OTHER_FILES = [name for name in HEADS if name not in ("mtp", "colocated_draft_model")]
+ADAPTED = [name for name in (*HEADS_OF_OTHER_FILES, "mtp") if name != "eagle3"]
 
 
 def save_mtp(directory, texts):
@@ -158,6 +167,34 @@ def test_other_heads_change_no_token(model, tmp_path, method, changes):
     found, counts = drafted(directory, 0.8, method=method, head=head, **changes)
     assert found == expected[0.8]
     assert counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ADAPTED)]
+)
+def test_a_head_drafts_with_an_adapter_as_with_it_merged(model, tmp_path, method):
+    directory, expected = model
+    head, modules = directory, tuple(f"mtp.layers.0.{name}" for name in ALL_LINEAR)
+    if method != "mtp":
+        head, modules = HEADS[method](directory, tmp_path, texts_of(expected)), HEAD_MODULES
+    adapter = adapter_dir(tmp_path / "adapter", head, modules=modules)
+    merged = merged_dir(tmp_path / "merged", head, adapter)
+    speculation = SpeculativeConfig.of(method=method, num_speculative_tokens=3, model="given")
+
+    def drafted_by(head, adapter):
+        config = hybrid_config(3, speculation=speculation, adapters=AdapterLimits(2, 8, 4))
+        engine = local_engine(directory, config, head=HeadFiles(head))
+        asked, plain = requests(0.0), requests(0.0, count=2)
+        if adapter is not None:
+            load_adapter(engine, "draft", None, draft=adapter)
+            asked = [with_adapter(engine, each, "draft") for each in asked]
+        assert tokens_by(engine, asked) == expected[0.0]
+        found = engine.stats().counts.speculation
+        assert tokens_by(engine, plain).items() <= expected[0.0].items()
+        return found
+
+    found = drafted_by(head, adapter)
+    assert found == drafted_by(merged, None) != drafted_by(head, None)
 
 
 @pytest.mark.slow
