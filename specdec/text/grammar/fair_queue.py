@@ -15,14 +15,9 @@ Item = TypeVar("Item", bound=Hashable)
 
 @dataclass(eq=False)
 class _Caller(Generic[Item]):
-    """The items of one caller.
+    """The items of one caller. since: the lowest number has waited longest for its turn."""
 
-    turn: how often it was served, in rounds of the queue; lower ones are served first. since: of
-    equal turns the caller that waits for its turn since the lowest number is served first.
-    """
-
-    turn: int = 0
-    since: int = 0
+    since: int
     waiting: deque[Item] = field(default_factory=deque)
     num_running: int = 0
 
@@ -34,16 +29,16 @@ class _Caller(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Waiting and running items by caller. Not thread-safe.
 
-    The caller with the fewest running items is next, and of those the one that was served least,
-    by start-time fair queueing (Goyal et al. 1996) with equal costs. So an item of a caller that
-    has no other one waits until one running item ends, however many another caller has queued, and
-    a caller with many items is not starved by others that add one at a time.
+    The caller with the fewest running items is next, and of those the one that has waited longest
+    since it came or its last item ended. So an item of a caller that has no other one waits until
+    one running item ends, however many another caller has queued; and a caller with many items is
+    not starved, neither by others that add one at a time nor by new ones that keep coming: those
+    are served before it only while its own items run, for the time of one compilation.
     """
 
     def __init__(self) -> None:
-        self._turn = 0  # of the caller that was served last
         self._numbers = count()
-        self._callers: dict[Hashable, _Caller[Item]] = {}
+        self._callers: dict[Hashable, _Caller[Item]] = {}  # with items that wait or run
         self._sharers: dict[Item, list[_Caller[Item]]] = {}  # of each waiting item
         self._runs_for: dict[Item, _Caller[Item]] = {}
 
@@ -65,14 +60,12 @@ class FairQueue(Generic[Item]):
         """
         if item in self._runs_for:
             return False
-        known = self._callers.get(caller) or _Caller()
+        known = self._callers.get(caller) or _Caller(next(self._numbers))
         if item in known.waiting:
             return False
         if known.num_open >= max_open:
             count = f"{known.num_open} grammars of this client wait or are compiled"
             raise OverloadedError(f"structured_output: {count} (limit {max_open})")
-        if not known.num_open:
-            known.turn, known.since = max(known.turn, self._turn), next(self._numbers)
         self._callers[caller] = known
         known.waiting.append(item)
         sharers = self._sharers.setdefault(item, [])
@@ -82,12 +75,10 @@ class FairQueue(Generic[Item]):
     def take(self) -> Item:
         """Remove and return the next item, which runs until `finish`. There must be one."""
         waiting = (each for each in self._callers.values() if each.waiting)
-        caller = min(waiting, key=lambda each: (each.num_running, each.turn, each.since))
+        caller = min(waiting, key=lambda each: (each.num_running, each.since))
         item = caller.waiting[0]
-        self.discard(item)
         caller.num_running += 1
-        self._turn = max(self._turn, caller.turn)
-        caller.turn, caller.since = caller.turn + 1, next(self._numbers)
+        self.discard(item)
         self._runs_for[item] = caller
         return item
 
@@ -96,15 +87,15 @@ class FairQueue(Generic[Item]):
         sharers = self._sharers.pop(item, [])
         for sharer in sharers:
             sharer.waiting.remove(item)
+        self._forget_idle()
         return bool(sharers)
 
     def finish(self, item: Item) -> None:
-        """Record the end of a running item. Keep turns while a caller with a later one waits."""
-        self._runs_for.pop(item).num_running -= 1
-        later = [each for each in self._callers.values() if each.turn > self._turn]
-        is_later_waiting = any(each.waiting for each in later)
-        self._callers = {
-            name: each
-            for name, each in self._callers.items()
-            if each.num_open or (is_later_waiting and each.turn > self._turn)
-        }
+        """Record the end of a running item."""
+        caller = self._runs_for.pop(item)
+        caller.num_running -= 1
+        caller.since = next(self._numbers)
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        self._callers = {name: each for name, each in self._callers.items() if each.num_open}

@@ -80,7 +80,7 @@ def test_callers_are_served_in_turn():
 
 
 @pytest.mark.parametrize("is_never_idle", [False, True])
-def test_callers_are_forgotten_while_no_later_turn_waits(is_never_idle):
+def test_callers_without_items_are_forgotten(is_never_idle):
     queue, running = FairQueue(), []
     for caller in range(9):
         queue.put(caller, caller, 8)
@@ -128,6 +128,17 @@ def test_a_caller_with_many_items_is_not_starved_by_callers_with_one_at_a_time()
         if len(queue) == 0:
             break
     assert [caller for caller, _ in taken[:12]].count("many") == 4
+
+
+def test_a_caller_with_two_items_is_not_starved_by_new_callers():
+    queue, taken = FairQueue(), []
+    for item in ("first", "second"):
+        queue.put(item, "waiting", 2)
+    for new in range(5):
+        queue.put(new, new, 2)
+        taken.append(queue.take())
+        queue.finish(taken[-1])
+    assert taken == ["first", 0, "second", 1, 2]
 
 
 def test_random_operations_lose_no_item_and_repeat_none():
