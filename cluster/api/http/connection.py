@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -111,6 +111,8 @@ class BoundedConnection(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         if num_bytes > MAX_HEADER_BYTES:
             self.app = _respond_431
+        if self.parser.get_http_version() == "1.0":
+            self.app = partial(_respond_unchunked, self.app)
         super().on_headers_complete()
         self.app = app
         if self.cycle is not former:  # otherwise a WebSocket
@@ -260,3 +262,21 @@ class _ResponseTransport:
 
 async def _respond_431(scope: Scope, receive: Receive, send: Send) -> None:
     await failure_of(HeadersTooLargeError(MAX_HEADER_BYTES)).respond()(scope, receive, send)
+
+
+async def _respond_unchunked(app: ASGIApp, scope: Scope, receive: Receive, send: Any) -> None:
+    """Let the response to HTTP/1.0, which has no chunks, end with its connection."""
+    cycle: RequestResponseCycle = send.__self__
+    has_length = False
+
+    async def send_unchunked(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            names = (name.lower() for name, _ in message.get("headers", ()))
+            has_length = b"content-length" in names
+        if not has_length:
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unchunked)
