@@ -1,8 +1,9 @@
 """The server's side of an HTTP connection, with limits on clients that send or read nothing.
 
-uvicorn's parser keeps header names and values, chunk extensions and trailers of any size. Its
-responses wait indefinitely for clients that do not read, and send head and body apart. A connection
-that is reset between requests stays in memory until it would have been idle for too long.
+uvicorn's parser keeps header names and values, chunk extensions and trailers of any size, and drops
+the body of a request that offers HTTP/2. Its responses wait indefinitely for clients that do not
+read, and send head and body apart. A connection that is reset between requests stays in memory
+until it would have been idle for too long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -20,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from cluster.api.base.openai_errors import failure_of
-from specdec.types.errors import HeadersTooLargeError
+from specdec.types.errors import HeadersTooLargeError, InvalidValueError, SpecdecError
 
 MAX_HEADER_BYTES = 64 * 1024
 """Size of a request's target and headers together, the default of uvicorn's other parser."""
@@ -63,8 +65,12 @@ class BoundedConnection(HttpToolsProtocol):
     """Bytes since the parser has completed a header block or a part of a body."""
     _waiting_since_s: float | None = None
     """By the event loop's clock; None while a complete request is processed."""
-    _num_lingering: int | None = None
-    """Bytes discarded since the last response; None while requests are read."""
+    _is_refused = False
+    """Whether what arrives is no request, while responses are under way."""
+    _is_lingering = False
+    """Whether what arrives belongs to a request whose response closes the connection."""
+    _num_discarded = 0
+    """Bytes that have arrived since either."""
     _receive_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
@@ -88,21 +94,63 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
-        self._num_unparsed += len(data)
-        if self._num_lingering is not None:
-            self._num_lingering += len(data)
-            if self._num_lingering > MAX_LINGERING_BYTES:
+        if self._is_refused or self._is_lingering:
+            self._num_discarded += len(data)
+            if self._num_discarded > MAX_LINGERING_BYTES:
                 self.transport.close()
                 return
-        super().data_received(data)
+        if self._is_refused:
+            return
+        self._num_unparsed += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._is_between_requests and self._receive_timer is None:  # in a header block
             self._start_header_timer()
         if self._num_unparsed > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse()
+            self._refuse(HeadersTooLargeError(MAX_HEADER_BYTES))
+
+    def _parse(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._feed(rest) :]
+        except httptools.HttpParserError:
+            self._refuse(InvalidValueError("request", "malformed", "valid HTTP/1.1"))
+
+    def _feed(self, data: memoryview) -> int:
+        """Parse until a request offers another protocol; return the number of parsed bytes."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            elif self._offers_upgrade:
+                self._ignore_upgrade()
+                return int(upgrade.args[0])
+        return len(data)
+
+    @property
+    def _offers_upgrade(self) -> bool:
+        """Return whether a request offers to go on in another protocol, which is not served."""
+        if not self.parser.should_upgrade() or self.parser.get_method() == b"CONNECT":
+            return False
+        return not self._should_upgrade()
+
+    def _ignore_upgrade(self) -> None:
+        """Parse the head of a request again, without its offer (RFC 9110, section 7.8).
+
+        Otherwise httptools takes what follows it for the other protocol.
+        """
+        version = self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)]
+        head += [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"".join([*head, b"\r\n"]))
 
     def on_headers_complete(self) -> None:
         """Begin a request, or answer it here if its header block is too large."""
-        if self._num_lingering is not None:
+        if self._is_lingering or self._offers_upgrade:
             return
         self._stop_receive_timer()
         self._num_unparsed = 0
@@ -123,15 +171,17 @@ class BoundedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
         self._num_unparsed = 0
-        if self._num_lingering is None:
+        if not self._is_lingering:
             self._waiting_since_s = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End what the client sends of a request."""
         self._num_unparsed = 0
-        if self._num_lingering is not None:
+        if self._is_lingering:
             self.transport.close()
+        elif self._offers_upgrade:
+            return
         elif not self._is_between_requests:
             self._waiting_since_s = None
             self.scope["state"][BODY_ARRIVED] = True
@@ -164,30 +214,24 @@ class BoundedConnection(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request."""
-        if self._num_lingering is None:
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-
     def handle_websocket_upgrade(self) -> None:
         """Begin a WebSocket."""
-        if self._num_lingering is None:
-            super().handle_websocket_upgrade()
-        else:
+        if self._is_lingering:
             self.transport.close()
+        else:
+            super().handle_websocket_upgrade()
 
     def close_after(self, own: Any) -> None:
-        """Close the connection; if a response is complete, after the rest of its request.
+        """Close the connection; if the last response is complete, after what still arrives.
 
         own: the response's `_ResponseTransport`.
         """
         cycle = self.cycle  # the latest; the requests before it have arrived
-        if not (cycle.transport is own and cycle.more_body and cycle.response_complete):
+        has_rest = cycle.more_body or self._is_refused
+        if not (cycle.transport is own and has_rest and cycle.response_complete):
             self.transport.close()
-        elif self._num_lingering is None:
-            self._num_lingering = 0
+        elif not self._is_lingering:
+            self._is_lingering = True
             self._stop_receive_timer()
             if self.transport.can_write_eof():  # not with TLS
                 self.transport.write_eof()
@@ -216,11 +260,25 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _refuse(self) -> None:
-        """Close the connection, with a response unless one was sent or is under way."""
-        if self._is_between_requests and self._num_lingering is None:
-            response = failure_of(HeadersTooLargeError(MAX_HEADER_BYTES)).respond()
-            head = [STATUS_LINE[431], *(b"%b: %b\r\n" % pair for pair in response.raw_headers)]
+    def _refuse(self, error: SpecdecError) -> None:
+        """Close the connection for what is no request, after the responses to whole ones.
+
+        Otherwise with the error, unless a response was sent or is under way.
+        """
+        if self._is_refused:
+            return
+        cycle: Any = self.cycle  # None before the first request
+        response: Any = failure_of(error).respond()
+        response.headers["connection"] = "close"
+        is_free = self._is_between_requests
+        if not (self._is_lingering or is_free) and (self.pipeline or not cycle.more_body):
+            self._is_refused, cycle.keep_alive = True, False
+            if cycle.more_body:  # it waits for the responses before it
+                self.pipeline[0] = (cycle, response)
+            return
+        if not self._is_lingering and (is_free or not cycle.response_started):
+            head = [STATUS_LINE[response.status_code]]
+            head += [b"%b: %b\r\n" % pair for pair in response.raw_headers]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
         self.transport.close()
 
