@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cluster.cli.output import warnings_on_stderr
+from cluster.cli.output import print_stderr, warnings_on_stderr
 from cluster.config.running_services import running_services
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.types.errors import InvalidValueError, SpecdecError
@@ -36,6 +36,8 @@ _HINTS = {
 _CLIENT_LOGGER = "specdec.client"
 """Its warnings report that an interrupted stream is tried again."""
 _AS_JSON = "cluster.cli.errors.as_json"
+PRINT_ERROR = "cluster.cli.errors.print_error"
+"""Name in a context's meta of the function that prints an error, instead of `print_stderr`."""
 
 
 class OrderError(SpecdecError):
@@ -142,7 +144,7 @@ def fail(
 ) -> NoReturn:
     """Print an error to stderr, in one line or as JSON, and exit."""
     line = json.dumps({"error": _as_json(error, message)}) if as_json else f"error: {message}"
-    click.echo(line, err=True)
+    ctx.meta.get(PRINT_ERROR, print_stderr)(line)
     ctx.exit(exit_code)
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from cluster.cli.errors import exits_as_unusable
+from cluster.cli.errors import PRINT_ERROR, exits_as_unusable
 from cluster.cli.output import Flag, SectionedCommand, combine_flags, print_stderr, section_flag
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from cluster.config.sglang_compat import DISABLES, TREE_FLAGS
 from cluster.config.vllm_compat import ALL_ALWAYS, ALL_RENAMED, ALL_SPECULATION_KEYS
+from cluster.serve.guard import print_line
 from cluster.serve.processes import guarded
 from cluster.serve.start_errors import InterruptedStartError
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
@@ -278,7 +279,8 @@ def _serve(
     with guarded(drain_timeout_s, is_joined=config.ray_address is not None) as to_guard:
         from cluster.serve.startup import serve_forever  # slow to import, and starts threads
 
-        serve_forever(config, print_stderr, others, to_guard)
+        click.get_current_context().meta[PRINT_ERROR] = print_line  # a failed start ends
+        serve_forever(config, partial(print_line, timeout_s=None), others, to_guard)
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:

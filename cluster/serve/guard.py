@@ -277,10 +277,15 @@ def _descendants(ancestor: int) -> set[int]:
     return found
 
 
-def print_line(line: str) -> None:
-    """Print to standard error, unless the terminal or the pipe is closed."""
+def print_line(line: str, timeout_s: float | None = 1.0) -> None:
+    """Print to standard error, unless the terminal or the pipe is closed.
+
+    What remains is left out if nothing can be written for timeout_s; without one, it waits.
+    """
+    rest = f"{line}\n".encode(errors="backslashreplace")
     with suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        while rest and select.select((), (2,), (), timeout_s)[1]:
+            rest = rest[os.write(2, rest[: select.PIPE_BUF]) :]  # a larger write may block
 
 
 def follow(command: Command) -> int:

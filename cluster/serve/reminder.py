@@ -11,11 +11,17 @@ from typing import Self
 class Reminder:
     """Reports that the start continues whenever nothing has been reported for `interval_s`.
 
-    A context manager: its end, or `stop`, ends the reminders.
+    A context manager: its end, or `stop`, ends the reminders; it waits for one that is reported.
+    remind: reports reminders, in limited time, where `report` may wait for a reader.
     """
 
-    def __init__(self, report: Callable[[str], None], interval_s: float = 8.0) -> None:
-        self._report, self._interval_s = report, interval_s
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        remind: Callable[[str], None],
+        interval_s: float = 8.0,
+    ) -> None:
+        self._report, self._report_reminder, self._interval_s = report, remind, interval_s
         self._started_at = time.monotonic()
         self._changed, self._has_stopped = threading.Condition(), False
         self._thread = threading.Thread(target=self._remind, name="reminder", daemon=True)
@@ -45,4 +51,6 @@ class Reminder:
         with self._changed:
             while not self._has_stopped:
                 if not self._changed.wait(self._interval_s) and not self._has_stopped:
-                    self._report(f"  still starting, {time.monotonic() - self._started_at:.0f} s")
+                    self._report_reminder(
+                        f"  still starting, {time.monotonic() - self._started_at:.0f} s"
+                    )

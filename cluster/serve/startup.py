@@ -17,6 +17,7 @@ from cluster.config.running_services import RunningService, recorded
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
 from cluster.serve.first_command import command_name, first_command
+from cluster.serve.guard import print_line
 from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession
 from cluster.serve.reminder import Reminder
@@ -72,20 +73,20 @@ def serve_forever(
     others: Sequence[ServeConfig] = (),
     to_guard: ToGuard | None = None,
 ) -> None:
-    """Run the service until SIGINT, SIGTERM or SIGHUP, and report each stage.
+    """Run the service until SIGINT, SIGTERM or SIGHUP, and report each stage of its start.
 
     Everything that was started is stopped on return. Raises SpecdecError if start-up fails.
     """
     to_guard = to_guard or ToGuard()
     signals = Signals(to_guard)
     with (
-        Reminder(report) as reminder,
+        Reminder(report, remind=print_line) as reminder,
         running_service(config, reminder.report, signals.abort, others, to_guard),
     ):
         reminder.stop()
         signals.wait()
         drain_timeout_s = max(each.drain_timeout_s for each in (config, *others))
-        report(
+        print_line(  # a reader of standard error that has stopped delays no end
             f"stopping; running requests have up to {drain_timeout_s:g} s to finish, press Ctrl-C "
             "again to abort them"
         )

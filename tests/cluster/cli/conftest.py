@@ -11,6 +11,14 @@ def run_cli(*arguments, **options):
     return CliRunner().invoke(main.main, arguments, **options)
 
 
+def run_serve(capfd, *arguments):
+    """`specdec serve`, which writes the lines of its start to the file of standard error itself."""
+    capfd.readouterr()
+    result = run_cli("serve", *arguments)
+    result.stderr_bytes += capfd.readouterr().err.encode()
+    return result
+
+
 def fails_with(result, line, exit_code=1):
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert result.stderr == f"error: {line}\n"

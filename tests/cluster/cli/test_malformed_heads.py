@@ -10,11 +10,10 @@ from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
-from click.testing import CliRunner
 
-from cluster.cli import main
 from cluster.cli import serve as cli_serve
 from cluster.serve.ray_session import RaySession
+from tests.cluster.cli.conftest import run_serve
 from tests.specdec.models.heads.driver import TARGET_SIZES, save
 from tests.specdec.models.heads.test_malformed import FAULTS, base_of
 from tests.specdec.tiny import tiny_llama_dir
@@ -29,15 +28,15 @@ def target_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def serve(monkeypatch, target_dir, tmp_path):
+def serve(monkeypatch, target_dir, tmp_path, capfd):
     """Return a function that runs the command with a head in `tmp_path`; Ray must not start."""
     monkeypatch.setattr(cli_serve, "guarded", Mock(return_value=nullcontext()))
     monkeypatch.setattr(RaySession, "start", Mock(side_effect=AssertionError("Ray was started")))
 
     def run(method):
         speculation = json.dumps({"method": method, "model": str(tmp_path)})
-        arguments = ["serve", "--model", str(target_dir), "--speculative-config", speculation]
-        return CliRunner().invoke(main.main, arguments)
+        arguments = ["--model", str(target_dir), "--speculative-config", speculation]
+        return run_serve(capfd, *arguments)
 
     return run
 

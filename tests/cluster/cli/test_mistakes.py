@@ -24,7 +24,7 @@ from specdec.llm import llm_engine
 from specdec.models import hub
 from specdec.types.errors import ModelNotFoundError, SpecdecError
 from tests.cluster.cli import mistakes_in_files, mistakes_in_settings
-from tests.cluster.cli.conftest import run_cli
+from tests.cluster.cli.conftest import run_cli, run_serve
 from tests.cluster.cli.mistakes_in_files import MISTAKES, Place
 from tests.e2e.conftest import free_ports
 from tests.specdec.tiny import tiny_llama_dir
@@ -50,7 +50,7 @@ def place(tiny_model_dir, sources, tmp_path):
 
 
 @pytest.fixture
-def serve(monkeypatch, place):
+def serve(monkeypatch, place, capfd):
     """Return a function that runs the command on free ports, as far as the start of Ray."""
     monkeypatch.setattr(cli_serve, "guarded", Mock(return_value=nullcontext()))
     monkeypatch.setattr(RaySession, "start", Mock(side_effect=AssertionError("Ray was started")))
@@ -62,7 +62,7 @@ def serve(monkeypatch, place):
         arguments = [str(each) for each in arguments]
         for flag, port in zip(("--grpc-port", "--http-port"), free_ports(2), strict=True):
             arguments += [] if flag in arguments else [flag, str(port)]
-        return run_cli("serve", *arguments)
+        return run_serve(capfd, *arguments)
 
     return serve
 

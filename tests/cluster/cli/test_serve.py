@@ -1,6 +1,7 @@
 # Modules: cluster.config.secrets
 """`specdec serve`: its flags, including vLLM's, and the configuration that they create."""
 
+import os
 import re
 import sys
 import types
@@ -20,6 +21,7 @@ from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import OutOfMemoryError
 from tests.cluster.cli.conftest import fails_with, run_cli
+from tests.cluster.full_pipes import stderr_in_pipe
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_serve_prints_each_warning_once(served, tmp_path):
     assert warning.startswith("warning: 0.0.0.0 is reachable")
 
 
-def test_a_service_that_fails_to_start(served, monkeypatch):
+def test_a_service_that_fails_to_start(served, monkeypatch, capfd):
     def fail(config, report, others, to_guard):
         report("starting")
         raise OutOfMemoryError("2 GiB needed, 1 GiB free")
@@ -120,7 +122,19 @@ def test_a_service_that_fails_to_start(served, monkeypatch):
     monkeypatch.setattr(sys.modules["cluster.serve.startup"], "serve_forever", fail)
     result = run_cli("serve")
     assert result.exit_code == 2
-    assert result.stderr == "starting\nerror: 2 GiB needed, 1 GiB free\n"
+    assert capfd.readouterr().err == "starting\nerror: 2 GiB needed, 1 GiB free\n"
+
+
+def test_a_service_that_fails_to_start_ends_although_nothing_reads_its_error(served, monkeypatch):
+    reason = "2 GiB needed" * 2**17  # more than a pipe holds
+
+    def fail(config, report, others, to_guard):
+        raise OutOfMemoryError(reason)
+
+    monkeypatch.setattr(sys.modules["cluster.serve.startup"], "serve_forever", fail)
+    with stderr_in_pipe() as reader:
+        assert run_cli("serve").exit_code == 2
+        assert os.read(reader, 2**20).startswith(b"error: 2 GiB needed")
 
 
 # the help

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from cluster.serve import guard
 from cluster.serve.guard import EXIT_LOST, Guard, GuardedService
+from tests.cluster.full_pipes import stderr_in_pipe
 from tests.cluster.serve.guarded_program import STOP_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guards exist on Linux only")
@@ -279,3 +281,43 @@ def test_a_closed_terminal_ends_it(start):
     program.command.send_signal(signal.SIGHUP)
     assert program.end()[0] == 0
     assert program.processes() == []
+
+
+def test_a_full_pipe_delays_no_end(start):
+    """The reader of the log has stopped, and a blocking write would not return."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    program = start("hangs", "ready", stderr=writer)
+    os.close(writer)
+    program.command.terminate()
+    assert program.end()[0] == 143
+    assert program.processes() == []
+    os.close(reader)
+
+
+LONG = "x" * 2**20
+
+
+def test_a_line_is_cut_where_nothing_reads_it():
+    with stderr_in_pipe() as reader:
+        guard.print_line(LONG, timeout_s=0.01)
+        assert 0 < len(os.read(reader, len(LONG))) < len(LONG)
+
+
+def test_a_line_waits_for_its_reader():
+    with stderr_in_pipe() as reader, ThreadPoolExecutor() as pool:
+        printed = pool.submit(guard.print_line, LONG, timeout_s=None)
+        parts = []
+        while not (parts and parts[-1].endswith(b"\n")):
+            parts.append(os.read(reader, 2**16))
+        printed.result()
+    assert b"".join(parts) == LONG.encode() + b"\n"
+
+
+def test_a_name_that_is_not_unicode_is_printed_with_escapes(capfd):
+    guard.print_line("no such file: \udcff")
+    assert capfd.readouterr().err == "no such file: \\udcff\n"
