@@ -196,12 +196,16 @@ def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:
     async def health() -> JSONResponse:
         """Report liveness: 200 while the process serves or loads, 503 once the engine is lost."""
         is_lost = get_router().failure is not None
-        status = "failed" if is_lost else "ok"
-        return JSONResponse({"status": status}, status_code=503 if is_lost else 200)
+        return _probed("failed" if is_lost else "ok", is_well=not is_lost)
 
     @app.get("/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         """Report readiness: 200 once the model is warm, 503 before and while the engine is lost."""
         is_ready = get_router().is_ready
-        status = "ready" if is_ready else "not ready"
-        return JSONResponse({"status": status}, status_code=200 if is_ready else 503)
+        return _probed("ready" if is_ready else "not ready", is_well=is_ready)
+
+
+def _probed(status: str, is_well: bool) -> JSONResponse:
+    """Return 200, or 503 that closes the connection, as every 503 does."""
+    code = 200 if is_well else 503
+    return JSONResponse({"status": status}, code, {} if is_well else {"Connection": "close"})

@@ -61,6 +61,7 @@ _HEADERS_OF: Mapping[int, dict[str, str]] = {
     413: {"Connection": "close"},
     415: {"Connection": "close", "Accept-Encoding": "identity"},
     431: {"Connection": "close"},
+    503: {"Connection": "close"},  # the next attempt may reach a replica that does not drain
 }
 
 

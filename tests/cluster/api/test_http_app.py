@@ -11,8 +11,8 @@ from cluster.api.base.errors import INTERNAL_MESSAGE, NO_DESCRIPTOR_MESSAGE
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http_app import HttpApp, make_app
 from cluster.control.peers import Applications
-from specdec.types.errors import TargetFailedError
-from tests.cluster.http_server import running_server
+from specdec.types.errors import NotReadyError, TargetFailedError
+from tests.cluster.http_server import connected, running_server
 
 LOST = TargetFailedError("rank 1 failed: secret detail")
 
@@ -31,6 +31,23 @@ def test_liveness_and_readiness(router, health, ready):
     assert client.get("/health").status_code == health
     assert client.get("/ready").status_code == ready
     assert "secret" not in client.get("/health").text + client.get("/ready").text
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+async def test_a_503_closes_the_connection(path):
+    """A client would send its next attempts to the same replica."""
+
+    def get_router():
+        if path.startswith("/v1"):
+            raise NotReadyError("the service is draining")
+        return SimpleNamespace(is_ready=False, failure=LOST)
+
+    app = make_app(get_router, lambda: None)
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path.encode())
+        head, _, _ = (await client.answer()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert head.lower().count(b"connection: close") == 1
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version"])

@@ -14,6 +14,7 @@ from specdec.types.errors import (
     AbortedError,
     BadLogitsError,
     CrashingRequestError,
+    DeadlineExceededError,
     InvalidValueError,
     ModelNotFoundError,
     NoTokenLeftError,
@@ -60,10 +61,16 @@ def test_an_overload_has_a_retry_hint():
 
 
 def test_no_retry_hint_for_other_errors():
-    status = status_of(NotReadyError("the model is loading"))
+    status = status_of(DeadlineExceededError("late"))
     assert status.retry_after_s is None
     assert status.trailing_metadata == ()
     assert status.headers == {}
+
+
+@pytest.mark.parametrize("error", [NotReadyError("the service is draining"), TargetFailedError()])
+def test_a_connection_to_a_replica_that_is_not_ready_is_closed(error):
+    """A client would send its next attempts to this replica, too, while it keeps it open."""
+    assert status_of(error).headers == {"Connection": "close"}
 
 
 def test_a_request_that_ends_the_model_is_not_to_be_sent_again():
