@@ -118,7 +118,8 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     NoTokenLeftError: _SETUP,
     NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
     CrashingRequestError: ErrorStatus(StatusCode.INTERNAL, 500, is_final=True),
-    DeadlineExceededError: ErrorStatus(StatusCode.DEADLINE_EXCEEDED, 504),
+    # gRPC's clients do not retry it by default; each attempt takes as long, and adds load.
+    DeadlineExceededError: ErrorStatus(StatusCode.DEADLINE_EXCEEDED, 504, is_final=True),
     AbortedError: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     ClientDisconnect: ErrorStatus(StatusCode.CANCELLED, CLIENT_CLOSED_REQUEST),
     # Its text quotes the exception of a worker.

@@ -61,10 +61,14 @@ def test_an_overload_has_a_retry_hint():
 
 
 def test_no_retry_hint_for_other_errors():
-    status = status_of(DeadlineExceededError("late"))
+    status = status_of(UnknownModelError("other", "known"))
     assert status.retry_after_s is None
     assert status.trailing_metadata == ()
     assert status.headers == {}
+
+
+def test_a_request_whose_time_is_over_is_not_sent_again():
+    assert status_of(DeadlineExceededError("late")).headers == {"x-should-retry": "false"}
 
 
 @pytest.mark.parametrize("error", [NotReadyError("the service is draining"), TargetFailedError()])

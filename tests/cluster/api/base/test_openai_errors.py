@@ -161,7 +161,7 @@ def test_fields_have_their_names_in_the_api(field, param):
             504,
             "timeout_error",
             "deadline_exceeded",
-            {},
+            {"x-should-retry": "false"},
             StatusCode.DEADLINE_EXCEEDED,
         ),
         (
