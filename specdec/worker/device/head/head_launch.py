@@ -80,6 +80,8 @@ class HeadLauncher:
         """Draft with another head of the same sizes; graphs have to be captured again."""
         assert isinstance(parts, type(self._drafts.parts)), "a head of another kind"
         self._drafts.parts = parts
+        if self.pairs is not None:
+            self.pairs.forget_pass()
 
     def holds_tree(self, num_nodes: int, depth: int) -> bool:
         """Return whether it drafts trees of this size; depth: 0 for a chain beside trees."""

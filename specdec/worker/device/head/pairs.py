@@ -42,7 +42,7 @@ class KvDrafts(HeadDrafts[Parts]):
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
-        self._slots = slots.new_zeros(num_tokens)
+        self._slots = slots.new_full((num_tokens,), limits.num_blocks * limits.block_size)
         self._features = page.new_zeros(num_tokens, page.shape[1])
         self._first = slots.new_zeros(num_rows)  # the last known token before the step
         self._outputs = page.new_zeros(num_rows, parts.head.output_size)  # of the last pass
@@ -56,6 +56,10 @@ class KvDrafts(HeadDrafts[Parts]):
         """Keep what the head reads of a pass of the target. slots: [T], of its tokens."""
         self._slots[: len(slots)] = slots
         self._tapped[: len(states.tapped)] = states.tapped
+
+    def forget_pass(self) -> None:
+        """Store no feature of the passes that were kept: captures run without one before them."""
+        self._slots.fill_(self._limits.num_blocks * self._limits.block_size)
 
     def keep_first(self, first: Tensor) -> None:
         """Keep the last known token of each row, [num_rows]."""

@@ -263,6 +263,28 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir, expected):
     assert sum(accepted[5:]) == 0, drafts
 
 
+def test_the_features_of_sequences_stay_while_graphs_of_another_head_are_captured(
+    tiny_model_dir, head_dir
+):
+    """Captures run on the slots of padding, and not on those of the last passes of each size."""
+    directory = head_dir("eagle3")
+    config = config_of("eagle3", directory)
+    runner = device_runner(tiny_model_dir, config, FakeGraphs(runs_captured=True), head=directory)
+    engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+    for each in requests(2):
+        engine.add(each)
+    for _ in range(5):
+        engine.step()
+    parts, num_slots = runner.head.parts, config.num_blocks * config.block_size
+    features, kv_cache = parts.features.clone(), parts.kv_cache.clone()
+    assert features[:num_slots].any()
+    other = deepcopy(runner.head.head)
+    other.projection.fc.linear.matrix.weight.neg_()
+    runner.head.replace_head(other)
+    assert torch.equal(parts.features[:num_slots], features[:num_slots])
+    assert torch.equal(parts.kv_cache[:, :num_slots], kv_cache[:, :num_slots])
+
+
 def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
     tiny_model_dir, head_dir, on_device
 ):
