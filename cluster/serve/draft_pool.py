@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -31,15 +30,12 @@ from cluster.workers.ray.resources import (
 )
 from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
 from cluster.workers.shared_draft.pool_seats import WorkerReport
+from cluster.workers.shared_draft.seat_memory import seat_of_worker
 from cluster.workers.shared_draft.shared_draft_worker import SharedDraftWorker
-from specdec.config.engine import DraftLimits
-from specdec.engine.memory.memory_plan import memory_plan
-from specdec.engine.memory.shared_draft_memory import seat_bytes, seat_limits
 from specdec.engine.models.model_detection import with_detected_models
 from specdec.engine.models.model_resolution import resolve_models, with_resolved_dtype
 from specdec.models.resolve import log_progress
 from specdec.speculation.proposers import DraftVocabulary
-from specdec.types.errors import InvalidValueError
 
 _MAX_ONGOING_REQUESTS = 1000
 _HEALTH_CHECK_PERIOD_S = 3.0
@@ -66,21 +62,18 @@ class DraftPoolReplica:
             await asyncio.to_thread(self._start, serve_config, context.app_name, located)
 
     def _start(self, config: ServeConfig, application: str, located: LocatedModels | None) -> None:
-        num_seats, bytes_of_seat = config.num_draft_seats, None
         if located is None:
             config = with_detected_models(config, log_progress)
             directories = resolve_models(config, log_progress)
-            models = directories.configs()
             replicas_per_node = node_shares(config, application).draft
             worker_bytes = memory_per_replica(config, replicas_per_node)
-            bytes_of_seat = seat_bytes(config, models, worker_bytes, num_seats)
-            limits = seat_limits(config, models, bytes_of_seat)
         else:
-            directories, models = located.directories, located.directories.configs()
+            directories, worker_bytes = located.directories, located.memory_bytes
             replicas_per_node = located.replicas_per_node
-            plan = memory_plan(with_resolved_dtype(config, models), models, located.memory_bytes)
-            assert plan.draft is not None, "no draft model is configured"
-            limits = seat_of_plan(config, plan.draft)
+        models = directories.configs()
+        limits, bytes_of_seat = seat_of_worker(
+            config, models, worker_bytes, is_shared=located is not None
+        )
         assert directories.draft is not None, "no draft model was found"
         vocabulary = DraftVocabulary.between(
             directories.draft, directories.target, config.model_options
@@ -88,7 +81,7 @@ class DraftPoolReplica:
         config = with_resolved_dtype(config, models)
         spec = draft_spec(config, directories, limits, vocabulary, replicas_per_node)
         self._seat = limits.num_blocks, bytes_of_seat
-        self._worker = SharedDraftWorker(spec, num_seats, self._name)
+        self._worker = SharedDraftWorker(spec, config.num_draft_seats, self._name)
 
     async def report(self) -> WorkerReport:
         """Describe this worker."""
@@ -125,21 +118,6 @@ class DraftPoolReplica:
                 break
             await asyncio.sleep(_DRAIN_POLL_S)
         self._worker.loop.stop()
-
-
-def seat_of_plan(config: ServeConfig, limits: DraftLimits) -> DraftLimits:
-    """Return the limits of a seat, where one machine has the seats of a replica at all workers.
-
-    limits: of the replica's plan. Raises InvalidValueError for seats that cannot hold one sequence.
-    """
-    num_workers = config.num_shared_draft_workers
-    num_seats = max(1, num_workers * config.num_draft_seats // config.most_replicas)
-    num_blocks = limits.num_blocks // num_seats
-    of_sequence = -(-limits.max_model_len // limits.block_size)
-    if num_blocks < of_sequence:
-        limit = f"at most {limits.num_blocks // of_sequence}, for whose seats the memory is enough"
-        raise InvalidValueError("max_draft_workers", num_workers, limit)
-    return replace(limits, num_blocks=num_blocks)
 
 
 def draft_pool(config: ServeConfig, located: LocatedModels | None) -> serve.Application:

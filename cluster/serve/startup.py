@@ -31,6 +31,7 @@ from cluster.workers.ray.resources import (
     memory_per_replica,
     require_placeable,
 )
+from cluster.workers.shared_draft.seat_memory import seat_of_worker
 from specdec.config.gpu.gpu_sharing import with_gpu_sharing
 from specdec.config.hardware import available_cpus, num_gpus, require_gpu
 from specdec.engine.memory.memory_plan import memory_plan
@@ -240,6 +241,8 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
     """Raise now for missing resources, which the Router would detect after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
+    if config.shares_draft_workers and models.draft is not None:
+        seat_of_worker(config, models, memory_bytes, is_shared=True)
     memory_plan(with_resolved_dtype(config, models), models, memory_bytes)
 
 

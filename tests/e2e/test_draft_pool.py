@@ -1,3 +1,4 @@
+# Modules: cluster.serve.draft_pool
 """Two targets on one node and three draft workers on another: faults of workers and of the link.
 
 The link delays each packet and loses one in a hundred.

@@ -44,8 +44,8 @@ _MAX_NODES = 1024
 class WorkerReport:
     """A worker. node: address of its raylet. num_blocks: of each seat.
 
-    seat_bytes: memory that the plan of a Router may count on; None where all are on one machine,
-        whose memory the Router divides. num_taken: of its seats. uses: by seat.
+    seat_bytes: memory that the plan of a Router may count on; None where all are on the CPUs of one
+        machine, whose memory the Router divides. num_taken: of its seats. uses: by seat.
     """
 
     name: str

@@ -51,19 +51,24 @@ _MOST_TAPS = 6
 """Layers of the target whose states a head reads, and their feature."""
 
 
-def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
+def gpu_workspace_bytes(
+    config: LLMConfig, model: ModelConfig, *, drafts: bool, num_engines: int = 1
+) -> int:
     """Return the bytes of one rank beside weights and KV.
 
-    drafts: whether it is a rank of a draft model. Graphs have their own memory, which the parts of
+    drafts: whether it is a rank of a draft model. num_engines: whose steps it runs, one after the
+    other, by graphs for the sequences of all. Graphs have their own memory, which the parts of
     contexts take again.
     """
     captures = _captures_graphs(config, drafts=drafts)
-    num_sizes = _num_graph_sizes(config, drafts=drafts) if captures else 0
+    num_sizes = _num_graph_sizes(config, drafts=drafts, num_engines=num_engines) if captures else 0
+    num_scored = _scored_tokens(config, drafts=drafts)
+    num_captured = min(num_engines * num_scored, MAX_GRAPH_TOKENS) if captures else 0
     return (
         _LIBRARY_BYTES
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
-        + _logit_bytes(model, _scored_tokens(config, drafts=drafts), captures=captures)
+        + _logit_bytes(model, num_scored + num_captured)
         + _rank_bytes(config, model, drafts=drafts, captures=captures)
         + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
@@ -173,15 +178,15 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return len(set(model.sliding_windows)) * of_plan
 
 
-def _logit_bytes(model: ModelConfig, num_tokens: int, *, captures: bool) -> int:
-    """Return the bytes of the logits of the `num_tokens` of the largest step, and of sampling.
+def _logit_bytes(model: ModelConfig, num_tokens: int) -> int:
+    """Return the bytes of the logits of `num_tokens`, and of sampling.
 
-    Graphs have their own, beside those of steps whose logits are changed or read by operators.
+    These are the tokens of the largest step, and those of the largest graph: graphs have their own
+    logits, beside those of steps whose logits are changed or read by operators.
     """
     float32_bytes = 4
-    of_graphs = min(num_tokens, MAX_GRAPH_TOKENS) if captures else 0
     of_token = model.vocab_size * float32_bytes + search_bytes(model.vocab_size)
-    return (num_tokens + of_graphs) * of_token + _SAMPLING_BYTES
+    return num_tokens * of_token + _SAMPLING_BYTES
 
 
 def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures: bool) -> int:
@@ -254,9 +259,9 @@ def _num_tree_nodes(config: LLMConfig) -> int:
     return 0 if speculation is None else speculation.num_draft_tree_tokens
 
 
-def _num_graph_sizes(config: LLMConfig, *, drafts: bool) -> int:
+def _num_graph_sizes(config: LLMConfig, *, drafts: bool, num_engines: int) -> int:
     if drafts:
-        return num_graph_sizes(config.max_num_seqs, MAX_NEW_DRAFT_TOKENS - 1)
+        return num_graph_sizes(num_engines * config.max_num_seqs, MAX_NEW_DRAFT_TOKENS - 1)
     of_chains = num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
     return of_chains + num_tree_sizes(config.max_num_seqs, _num_tree_nodes(config))
 

@@ -5,6 +5,8 @@ import json
 import re
 import socket
 from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +24,19 @@ from cluster.serve.start_errors import (
     refusing_repeatable,
     wait_until_running,
 )
-from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
+from cluster.serve.startup import (
+    ServedModel,
+    _access,
+    _check_resources,
+    _ready_message,
+    deploy,
+    running_service,
+)
 from cluster.workers.ray.resources import LocatedModels
-from specdec.engine.models.model_resolution import ModelDirectories
+from specdec.config.speculation.speculative import SpeculativeConfig
+from specdec.engine.models.model_resolution import ModelDirectories, Models
 from specdec.llm import drafter_choice
+from specdec.models.config.model_config import ModelConfig
 from specdec.types.errors import (
     InvalidValueError,
     ModelNotFoundError,
@@ -167,6 +178,29 @@ def test_a_fault_of_the_target_is_found_before_drafters_are_measured(
     for settings in ({"max_model_len": 513}, {"kv_cache_memory_gib": 1e5}, {"device": "cuda"}):
         with pytest.raises((InvalidValueError, OutOfMemoryError)):
             start(model="tiny", **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_seats", "raised"),
+    [(2, nullcontext()), (64, pytest.raises(OutOfMemoryError, match="seats"))],
+)
+def test_draft_workers_whose_gpu_is_too_small_for_their_seats(
+    monkeypatch, tiny_model_dir, num_seats, raised
+):
+    """They have separate GPUs, in whose memory a plan without seats fits."""
+    monkeypatch.setattr(startup, "check_ranks", lambda *arguments: None)
+    model = ModelConfig.from_directory(tiny_model_dir)
+    model = replace(model, max_position_embeddings=2**17)
+    config = ServeConfig(
+        device="cuda",
+        dtype="float32",
+        num_replicas=num_seats,
+        replicas_per_draft_worker=num_seats,
+        ingress="serve",
+        speculative_config=SpeculativeConfig.of("draft_model", model="/models/small"),
+    )
+    with raised:
+        _check_resources(config, SimpleNamespace(configs=lambda: Models(model, model)), 4 * 2**30)
 
 
 def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):

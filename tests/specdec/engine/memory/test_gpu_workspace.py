@@ -134,3 +134,23 @@ def test_what_ranks_exchange_is_counted(model, is_eager, num_copies):
     many = dataclasses.replace(model, vocab_size=2**20)
     found = reserved(many, tensor_parallel_size=4, **changes) - reserved(many, **changes)
     assert found == 512 * 2**20 + num_copies * 2**26 * 4 // 4
+
+
+@pytest.mark.parametrize(("num_engines", "num_tokens"), [(1, 1024), (2, 1536), (5, 2560)])
+def test_a_draft_worker_has_logits_for_a_step_of_one_engine_and_for_graphs_of_all(
+    model, num_engines, num_tokens
+):
+    """Each of 256 sequences has two tokens, and the largest graph has 2048."""
+    draft = SpeculativeConfig.of("draft_model", 3)
+    config = LLMConfig(device="cuda", max_num_seqs=256, speculative_config=draft, dtype="bfloat16")
+    few, many = (
+        gpu_workspace_bytes(
+            config,
+            dataclasses.replace(model, vocab_size=size),
+            drafts=True,
+            num_engines=num_engines,
+        )
+        for size in (2**11, 2**17)
+    )
+    of_row = 4 * (2**17 - 2**11) + search_bytes(2**17) - search_bytes(2**11)
+    assert many - few == num_tokens * of_row

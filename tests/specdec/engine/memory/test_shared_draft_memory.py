@@ -61,6 +61,18 @@ def test_weights_that_stay_in_few_bits_are_shared_as_such(config, models, monkey
     assert dense - shared == pytest.approx(saved * 3 / 4, abs=1)
 
 
+def test_all_engines_leave_room_for_the_graphs_of_their_sequences(models):
+    drafting = SpeculativeConfig.of("draft_model")
+    config = LLMConfig(device="cuda", dtype="float32", speculative_config=drafting, max_num_seqs=16)
+    weights = models.draft.weight_bytes("float32")
+    of_seat, of_worker = (
+        weights + gpu_workspace_bytes(config, models.draft, drafts=True, num_engines=count)
+        for count in (1, 4)
+    )
+    assert of_worker > of_seat
+    assert seat_bytes(config, models, 8 * GIB, 4) == of_seat + (8 * GIB - of_worker) // 4
+
+
 def test_the_parts_of_all_engines_fit_and_hold_what_one_plan_uses(config, models):
     num_bytes = seat_bytes(config, models, 8 * GIB, 2)
     limits = seat_limits(config, models, num_bytes)
