@@ -10,6 +10,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray.resources import draft_bundle, gpus_per_rank, target_bundles
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
+from specdec.engine.memory.gpu_memory import gpu_memory_settings
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.speculation.proposers import DraftVocabulary
 
@@ -107,4 +108,5 @@ def _group_spec(
         gpus_per_rank=gpus_per_rank(config),
         options=config.model_options if is_target else DEFAULT_MODEL_OPTIONS,
         disable_custom_all_reduce=config.disable_custom_all_reduce,
+        memory_settings=gpu_memory_settings(config),
     )

@@ -61,7 +61,7 @@ class GroupSpec:
     tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
     head: the draft head beside a target, if any. disable_custom_all_reduce: whether ranks on GPUs
-    sum by NCCL alone.
+    sum by NCCL alone. memory_settings: as in RankModel.
     """
 
     name: str
@@ -83,6 +83,7 @@ class GroupSpec:
     gpus_per_rank: float = 1.0
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
     disable_custom_all_reduce: bool = False
+    memory_settings: str = "max_num_seqs"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.executor import SpeculationFactory
+from specdec.engine.memory.gpu_memory import gpu_memory_settings
 from specdec.engine.memory.memory_plan import MemoryPlan
 from specdec.engine.models.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -157,4 +158,5 @@ class LocalExecutor:
             vocabulary,
             head,
             config.model_options if isinstance(limits, EngineConfig) else DEFAULT_MODEL_OPTIONS,
+            gpu_memory_settings(config),
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +40,7 @@ from specdec.text.vocab_map import VocabularyMap
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from specdec.worker.device.decoder import DeviceDecoder
-from specdec.worker.device.step_graphs import CudaGraphs
+from specdec.worker.device.step_graphs import CudaGraphs, GraphCaptureError
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head.adapters import HeadAdapters
 from specdec.worker.model_runner import LoadedModel
@@ -46,6 +48,10 @@ from specdec.worker.target_model_runner import ServedHead, TargetModelRunner
 from specdec.worker.warm_up import warm_up_target
 
 logger = logging.getLogger(__name__)
+
+_NO_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Texts of errors of memory that are no torch.OutOfMemoryError."""
+_END_OF_SENTENCE = re.compile(r"\.\s|\n")
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class RankModel:
 
     limits: DraftLimits for a draft model. quantization, kernels: as in `load_model`. vocabulary: of
     a draft model, its map to the target's; None if both are the same. head: of a target.
+    memory_settings: to lower where a GPU has too little memory, for errors.
     """
 
     directory: Path
@@ -85,18 +92,39 @@ class RankModel:
     vocabulary: VocabularyMap | None = None
     head: HeadFiles | None = None
     options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    memory_settings: str = "max_num_seqs"
 
 
 def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner | DraftModelRunner:
-    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up."""
+    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up.
+
+    Raises torch.OutOfMemoryError, which names settings, where a GPU has less memory than was
+    planned with, and what `load_target` and `load_draft` raise.
+    """
     limits, longest = spec.limits, spec.limits.max_model_len - 1
-    if isinstance(limits, DraftLimits):
-        draft = load_draft(spec, group)
-        draft.warm_up(min(limits.max_catch_up_tokens, longest))
-        return draft
-    target = load_target(spec, group)
-    warm_up_target(target, min(limits.max_num_batched_tokens, longest), limits.max_model_len)
-    return target
+    with _named_memory_errors(spec.memory_settings):
+        if isinstance(limits, DraftLimits):
+            draft = load_draft(spec, group)
+            draft.warm_up(min(limits.max_catch_up_tokens, longest))
+            return draft
+        target = load_target(spec, group)
+        warm_up_target(target, min(limits.max_num_batched_tokens, longest), limits.max_model_len)
+        return target
+
+
+@contextmanager
+def _named_memory_errors(settings: str) -> Iterator[None]:
+    """Name settings in errors of a GPU's memory, which may be free again at the next attempt."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__cause__ if isinstance(error, GraphCaptureError) else error
+        text = str(cause)
+        if not (isinstance(cause, torch.OutOfMemoryError) or any(map(text.count, _NO_MEMORY))):
+            raise
+        reason = str(error).replace(text, _END_OF_SENTENCE.split(text, maxsplit=1)[0])
+        message = f"the GPU has too little memory to load: {reason}; lower {settings}"
+        raise torch.OutOfMemoryError(message) from error
 
 
 def load_target(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner:

@@ -87,6 +87,7 @@ def load_worker(
         spec.vocabulary,
         None if spec.head is None else _head_files(spec.head),
         spec.options,
+        spec.memory_settings,
     )
     runner = load_warm(model, _join_group(spec, rank, directory, peers, connections))
     freeze_heap()

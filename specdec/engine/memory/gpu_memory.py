@@ -11,6 +11,14 @@ from specdec.types.errors import OutOfMemoryError
 _GIB = 2**30
 
 
+def gpu_memory_settings(config: LLMConfig) -> str:
+    """Return the settings by which ranks take less memory of a GPU, with their values."""
+    return (
+        f"gpu_memory_utilization ({config.gpu_memory_utilization:g}) or "
+        f"max_num_seqs ({config.max_num_seqs})"
+    )
+
+
 def divide_gpu(config: LLMConfig, target: KvPool, draft: KvPool, available_bytes: int) -> NumBlocks:
     """Size the pools where both models, with one rank each, share one GPU."""
     without_kv = sum(_gpu_bytes_without_kv(config, pool) for pool in (target, draft))

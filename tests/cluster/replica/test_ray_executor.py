@@ -130,6 +130,7 @@ def test_both_are_started_as_configured(models, started, tiny_model_dir):
     assert (target.quantization, draft.quantization) == ("int8", "int8")
     assert (target.transport, draft.transport) == ("tcp", "tcp")
     assert (target.step_timeout_s, draft.step_timeout_s) == (60.0, 10.0), "streams wait for drafts"
+    assert target.memory_settings == "gpu_memory_utilization (0.9) or max_num_seqs (64)"
     assert models.target is started.target[0]
     assert list(models.profiled) == ["target", "draft model"]
     assert models.counts == Counts()

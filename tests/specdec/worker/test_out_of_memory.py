@@ -11,9 +11,10 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepRow
 from specdec.types.sampling.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget, RankModel, load_target
+from specdec.worker import LocalTarget, RankModel, load_target, load_warm, loading
 from specdec.worker.batch.step_rows import split_rows
 from specdec.worker.device.queue import DeviceQueue
+from specdec.worker.device.step_graphs import GraphCaptureError
 from tests.specdec.engines import (
     engine_config,
     local_engine,
@@ -178,3 +179,52 @@ def test_a_chunk_is_split_before_its_guesses():
     assert first == StepRow(1, 10, (1,), 0, False)
     assert second == StepRow(1, 11, (2, 3, 4, 5), 2, True)
     assert split_rows([second._replace(token_ids=(2, 4, 5))]) == ()
+
+
+@pytest.mark.parametrize("in_capture", [False, True])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"),
+            "CUDA out of memory",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nFor debugging"),
+            "CUDA error: out of memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `create`"),
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `create`",
+        ),
+    ],
+)
+def test_a_gpu_that_is_too_small_for_the_plan_is_reported_with_settings(
+    tmp_path, monkeypatch, error, reason, in_capture
+):
+    """It is none of the errors that refuse a start: another process may end."""
+
+    def fails(spec, group):
+        if in_capture:
+            raise GraphCaptureError(f"no graph: {error}; --enforce-eager runs") from error
+        raise error
+
+    monkeypatch.setattr(loading, "load_target", fails)
+    spec = RankModel(tmp_path, "float32", engine_config(0), memory_settings="max_num_seqs (7)")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        load_warm(spec, TensorParallelGroup())
+    shown = f"no graph: {reason}; --enforce-eager runs" if in_capture else reason
+    assert str(caught.value) == (
+        f"the GPU has too little memory to load: {shown}; lower max_num_seqs (7)"
+    )
+
+
+def test_a_graph_that_cannot_be_captured_for_another_reason_is_no_lack_of_memory(
+    tmp_path, monkeypatch
+):
+    def fails(spec, group):
+        raise GraphCaptureError("a graph could not be captured")
+
+    monkeypatch.setattr(loading, "load_target", fails)
+    with pytest.raises(GraphCaptureError):
+        load_warm(RankModel(tmp_path, "float32", engine_config(0)), TensorParallelGroup())
