@@ -22,6 +22,7 @@ from tests.specdec.engines import (
     tokens_by,
     with_adapter,
 )
+from tests.specdec.worker.device.recorded_graphs import RecordedGraphs
 from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_draft_runner,
@@ -145,7 +146,7 @@ def test_an_adapter_that_takes_a_place_leaves_nothing_of_the_one_before(
     """Graphs were captured before either of them was loaded."""
     engine = local_engine(tiny_model_dir, config(0), kernels="torch", adapters={"c": adapters["c"]})
     alone = tokens_by(engine, requests(engine, ["c"]))
-    runner = device_runner(tiny_model_dir, config(0), FakeGraphs())
+    runner = device_runner(tiny_model_dir, config(0), RecordedGraphs())
     engine = make_engine(tiny_model_dir, config(0), LocalTarget(runner))
     for name, path in first_two(adapters).items():
         load_adapter(engine, name, path)

@@ -22,6 +22,7 @@ from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.loading import RankModel, load_draft
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device.recorded_graphs import graphs_of
 from tests.specdec.worker.device.runners import FakeGraphs, device_draft_runner
 from tests.specdec.worker.device.test_steps import requests
 
@@ -65,7 +66,7 @@ def begun(monkeypatch):
 def test_the_drafts_are_those_of_the_host(tiny_model_dir, begun, num_drafts, graphs):
     expected = generate(tiny_model_dir, host_runner(tiny_model_dir), requests(), num_drafts)
     assert not begun
-    backend = FakeGraphs(runs_captured=True) if graphs else None
+    backend = graphs_of(is_recorded=num_drafts == 4) if graphs else None
     runner = device_draft_runner(tiny_model_dir, LIMITS, backend)
     assert generate(tiny_model_dir, runner, requests(), num_drafts) == expected
     _, num_draft_tokens, num_accepted = expected

@@ -16,8 +16,8 @@ from tests.specdec.engines import engine_config, local_engine, make_engine, requ
 from tests.specdec.fakes import run_ranks
 from tests.specdec.grammars import grammar_compiler
 from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.worker.device.recorded_graphs import graphs_of
 from tests.specdec.worker.device.runners import (
-    FakeGraphs,
     device_runner,
     device_target,
     recorded_device_steps,
@@ -95,7 +95,7 @@ def test_a_stream_of_prompts_runs_on_the_device(
     config = engine_config(num_drafts, **changes)
     expected = stream(local_engine(tiny_model_dir, config, kernels="torch"), requests())
     assert not on_device
-    graphs = FakeGraphs(runs_captured=True) if has_graphs else None
+    graphs = graphs_of(is_recorded=num_drafts == 3) if has_graphs else None
     target = device_target(tiny_model_dir, config, graphs=graphs)
     num_before = graphs.num_replays if graphs else 0
     engine = make_engine(tiny_model_dir, config, target)

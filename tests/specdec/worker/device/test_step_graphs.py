@@ -4,11 +4,20 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from specdec.sampling.device.device_sampler import SamplingKind
-from specdec.worker.device.step_graphs import Part, RaggedShape, Stage, StepGraphs, StepShape
+from specdec.worker.device.step_graphs import (
+    GraphCaptureError,
+    Part,
+    RaggedShape,
+    Stage,
+    StepGraphs,
+    StepShape,
+)
 from tests.specdec.engines import engine_config
 from tests.specdec.models.families import save_family
+from tests.specdec.worker.device.recorded_graphs import RecordedGraphs
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner
 
 SAMPLING = (Part.SAMPLING, Part.DRAFT, Part.TREE, Part.CHAIN)
@@ -264,3 +273,35 @@ def test_closed_graphs_are_destroyed_at_once(stages):
     assert len(alive) == 2 * sum(stage.runs_in(StepShape(1, 1, 1)) for stage in STAGES)
     graphs.close()
     assert not alive
+
+
+def test_a_recorded_graph_has_the_tensors_and_numbers_of_its_capture():
+    static, output, kept = torch.ones(2), torch.zeros(2), {"factor": 2, "input": None}
+    kept["input"] = static
+
+    def launch():
+        kept["made"] = kept["input"] * kept["factor"]
+        output.copy_(kept["made"].view(2, 1).squeeze(1) + 1)
+
+    replay = RecordedGraphs().capture(launch)
+    kept["factor"], kept["input"] = 5, torch.full((2,), 100.0)
+    static.fill_(3)
+    replay()
+    assert output.tolist() == [7, 7]
+    assert kept["made"].isnan().all(), "the memory of the graph, which others use too"
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.zeros(3).index_put_((x > 0,), x),
+        lambda x: torch.tensor([1, 2]),
+    ],
+)
+def test_a_recorded_graph_cannot_hold_what_waits_for_the_device(waits):
+    with pytest.raises(GraphCaptureError):
+        RecordedGraphs().capture(lambda: waits(torch.ones(3) * 2))

@@ -13,7 +13,9 @@ from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, TargetModelRunner
+from specdec.worker.device.input.buffers import PendingTokens
 from specdec.worker.device.step_graphs import StepShape
+from specdec.worker.device.steps import DeviceSteps
 from specdec.worker.warm_up import warm_up_target
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
@@ -25,6 +27,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device.recorded_graphs import graphs_of
 from tests.specdec.worker.device.runners import (
     FakeGraphs,
     device_runner,
@@ -66,9 +69,8 @@ def test_the_tokens_are_those_of_the_host(tiny_model_dir, num_device_steps, num_
     config = engine_config(num_drafts)
     expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), requests())
     assert not num_device_steps
-    target = device_target(
-        tiny_model_dir, config, graphs=FakeGraphs(runs_captured=True) if graphs else None
-    )
+    backend = graphs_of(is_recorded=num_drafts == 4) if graphs else None
+    target = device_target(tiny_model_dir, config, graphs=backend)
     engine = make_engine(tiny_model_dir, config, target)
     assert tokens(engine, requests()) == expected
     assert len(num_device_steps) > 10
@@ -150,6 +152,35 @@ def test_a_step_begins_after_another_whose_tokens_the_host_lacks(tiny_model_dir)
     assert tokens(engine, requests()) == expected
     assert most[0] == 2
     assert engine.stats().counts.num_steps_ahead > 10
+
+
+@pytest.mark.parametrize(("num_buffers", "is_safe"), [(2, True), (1, False)])
+def test_no_buffer_is_written_before_the_device_has_copied_it(
+    tiny_model_dir, monkeypatch, num_buffers, is_safe
+):
+    """A device copies both sides of a step at any time until the host has waited for it."""
+    copies, are_unchanged = {}, []
+    begin, collect = DeviceSteps._begin, PendingTokens.collect
+
+    def copied(self, *arguments):
+        pending = begin(self, *arguments)
+        host = self._buffers[(self._num_begun - 1) % len(self._buffers)]
+        copies[id(pending)] = (host, host.input.clone(), host.output.clone())
+        return pending
+
+    def compared(self):
+        host, *before = copies.pop(id(self))
+        are_unchanged.append(all(map(torch.equal, (host.input, host.output), before)))
+        return collect(self)
+
+    monkeypatch.setattr(DeviceSteps, "_begin", copied)
+    monkeypatch.setattr(PendingTokens, "collect", compared)
+    config = engine_config(0, async_scheduling=True)
+    target = device_target(tiny_model_dir, config)
+    del target._runner.device_steps._buffers[num_buffers:]
+    run(make_engine(tiny_model_dir, config, target), requests())
+    assert len(are_unchanged) > 10
+    assert all(are_unchanged) == is_safe
 
 
 def test_a_pass_on_the_device_runs_without_the_adapters_of_the_pass_before(

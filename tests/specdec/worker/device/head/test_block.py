@@ -30,6 +30,7 @@ from tests.specdec.worker.device.head.test_head import (
     run_target,
     shaped,
 )
+from tests.specdec.worker.device.recorded_graphs import graphs_of
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 from tests.specdec.worker.operators import Operators
 
@@ -135,7 +136,7 @@ def test_every_kind_of_block(tiny_model_dir, head_dir, tmp_path, on_device, name
     run = [tiny_model_dir, directory, method]
     options = {"asked": requests(3, max_tokens=22), "changes": {"max_model_len": 40}}
     tokens, host, _ = run_target(*run, runs_on_device=False, **options)
-    found, target, engine = run_target(*run, graphs=FakeGraphs(runs_captured=True), **options)
+    found, target, engine = run_target(*run, graphs=graphs_of(is_recorded=name == "rnn"), **options)
     assert found == tokens
     assert drafts_of(target) == drafts_of(host)
     assert len({draft for step in drafts_of(target) for draft in step}) > 5

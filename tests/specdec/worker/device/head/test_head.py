@@ -18,6 +18,7 @@ from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import copied_model_dir
+from tests.specdec.worker.device.recorded_graphs import RecordedGraphs, graphs_of
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 
 COLOCATED = "colocated_draft_model"
@@ -141,7 +142,7 @@ def test_the_drafts_are_those_of_the_host(
     tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes, off=off)
     assert tokens == expected
     assert not on_device
-    graphs = FakeGraphs(runs_captured=True) if has_graphs else None
+    graphs = graphs_of(is_recorded=method == "eagle3") if has_graphs else None
     found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=off)
     assert found == expected
     assert target.outputs == host.outputs
@@ -240,7 +241,7 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir, expected):
     """A step in flight goes on with the head that was there before."""
     directory, asked = head_dir("eagle3"), requests(2)
     config = config_of("eagle3", directory)
-    graphs = FakeGraphs()
+    graphs = RecordedGraphs()
     runner = device_runner(tiny_model_dir, config, graphs, head=directory)
     num_captured = graphs.num_captured
     other = deepcopy(runner.head.head)

@@ -20,6 +20,7 @@ from tests.specdec.grammars import grammar_compiler
 from tests.specdec.heads import HEADS
 from tests.specdec.lookups import proposed
 from tests.specdec.worker.device.head.test_head import RecordedTarget
+from tests.specdec.worker.device.recorded_graphs import RecordedGraphs
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
@@ -133,7 +134,7 @@ def test_the_drafts_are_those_of_the_engines_lookup(
     tokens, _, engine = run_target(*run, config_of(num_drafts, on_ranks=False))
     assert tokens == expected(asked)
     by_engine = engine.stats().counts
-    graphs = FakeGraphs(runs_captured=True) if num_drafts == 3 else None
+    graphs = RecordedGraphs() if num_drafts == 3 else None
     found, target, engine = run_target(*run, config_of(num_drafts), graphs=graphs)
     assert found == tokens
     assert target.assert_drafts_are_those_of_the_proposer() > 3

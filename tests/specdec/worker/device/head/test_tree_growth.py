@@ -34,6 +34,7 @@ from tests.specdec.worker.device.head.test_head import (
     requests,
     shaped,
 )
+from tests.specdec.worker.device.recorded_graphs import graphs_of
 from tests.specdec.worker.device.runners import FakeGraphs, device_runner, recorded_device_steps
 from tests.specdec.worker.operators import Operators
 
@@ -251,7 +252,9 @@ def test_the_trees_are_those_of_the_host(
     tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
     num_trees = sum(tree_counts)
     tree_counts.clear()
-    found, target, counts = run_trees(*run, graphs=FakeGraphs(runs_captured=True), **options)
+    found, target, counts = run_trees(
+        *run, graphs=graphs_of(is_recorded=of == "sampled"), **options
+    )
     assert found == tokens
     assert drafts_of(target) == drafts_of(host)
     assert len(on_device) == counts.num_steps
