@@ -16,6 +16,7 @@ from cluster.workers.messages.frames import Frames
 from cluster.workers.messages.load_messages import (
     ADAPTERS,
     HEADS,
+    LOADING_S,
     FileT,
     LoadInbox,
     LoadMessages,
@@ -67,6 +68,8 @@ class AdapterGroup(WorkerGroup[StepT, OutputT], Generic[StepT, OutputT]):
 class TargetGroup(AdapterGroup[StepInput, VerifyOutput]):
     """The ranks of a target; see WorkerGroup, HeadTarget and AdapterTarget."""
 
+    _num_until_switched = 0  # outputs to come, up to that of the first step after a switch
+
     def __init__(
         self, spec: GroupSpec, placement: PlacementGroup, ranks: Ranks | None = None
     ) -> None:
@@ -83,4 +86,14 @@ class TargetGroup(AdapterGroup[StepInput, VerifyOutput]):
 
     def switch_head(self, version: int) -> None:
         """Have every rank draft with a loaded version after the steps that were sent before."""
+        if self._spec.device == "cuda" and not self._spec.limits.enforce_eager:
+            self._num_until_switched = len(self._pending) + 1
         self._send_to_all(HEADS.change(version))
+
+    def _decode(self, frames: Frames) -> VerifyOutput:
+        self._num_until_switched = max(0, self._num_until_switched - 1)
+        return super()._decode(frames)
+
+    @property
+    def _extra_s(self) -> float:
+        return super()._extra_s + (LOADING_S if self._num_until_switched else 0.0)

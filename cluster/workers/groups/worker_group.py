@@ -106,6 +106,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._pending_ahead: deque[_PendingStep] = deque()  # whose drafts ahead have not arrived
         self._ahead: list[AheadOutput] = []  # arrived, and not collected
         self._profile: ProfileInbox | None = None
+        self._had_extra = False  # `_extra_s`, of which some ended since the last output
         self.ranks = self._new_ranks(placement) if open_ranks is None else open_ranks
         try:
             self._wait_until_warm()
@@ -187,9 +188,11 @@ class WorkerGroup(Generic[StepT, OutputT]):
         return True
 
     def _output(self, frames: Frames) -> OutputT:
-        measured = self._measured()
-        self._deadlines.record(*measured)
-        self.patience.record(*measured)
+        if not (self._extra_s or self._had_extra):
+            measured = self._measured()
+            self._deadlines.record(*measured)
+            self.patience.record(*measured)
+        self._had_extra = False
         return self._decode(frames)
 
     def _measured(self) -> tuple[int, float]:
@@ -382,7 +385,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if inbox is not None:
             inbox.take(report)
         if self._extra_s < extra_s:
-            self._waits_since_s = self._clock()
+            self._had_extra, self._waits_since_s = True, self._clock()
 
     def _fail(self, rank: int, reason: str, cause: Exception | None = None) -> NoReturn:
         raise self._role.error(f"rank {rank} of the {self._spec.name} {reason}") from cause

@@ -17,7 +17,8 @@ from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 
 LOADING_S = 120.0
-"""Addition to the time limit of a step while ranks load a file, which can include a download."""
+"""Addition to the time limit of a step while ranks load a file, which can include a download, or
+on a GPU capture the graphs of a head that they switch to: hundreds, in ten seconds or more."""
 
 FileT = TypeVar("FileT", bound=HeadFile | AdapterFile)
 

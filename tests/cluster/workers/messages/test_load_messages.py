@@ -3,6 +3,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -260,6 +261,40 @@ def test_a_step_may_take_longer_while_a_head_is_loaded(group, monkeypatch):
     group.ranks.delay_s = 0.5
     group.begin_head_load(HEAD)
     assert run_step(group, MIN_SAMPLES).step_id == MIN_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("device", "enforce_eager", "switching_s"),
+    [("cuda", False, LOADING_S), ("cuda", True, 0), ("cpu", False, 0)],
+)
+def test_the_first_step_after_a_switch_may_take_longer(group, device, enforce_eager, switching_s):
+    """Ranks on a GPU capture graphs before it, after the answers to the steps that were sent."""
+    limits = replace(group._spec.limits, enforce_eager=enforce_eager)
+    group._spec = replace(group._spec, device=device, limits=limits)
+    group.begin(StepInput(1, (), (), (), ()))
+    group.switch_head(2)
+    group.begin(StepInput(2, (), (), (), ()))
+    group.begin(StepInput(3, (), (), (), ()))
+    extra_s = []
+    for step_id in (1, 2, 3):
+        extra_s.append(group._extra_s)
+        assert group.collect().step_id == step_id
+    assert extra_s == [switching_s, switching_s, 0]
+
+
+def test_a_step_that_waits_for_a_load_or_a_switch_sets_no_limit(group, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(group._deadlines, "record", lambda size, seconds: sizes.append(size))
+    group._spec = replace(group._spec, device="cuda")
+    run_step(group, 1, num_tokens=1)
+    group.begin_head_load(HEAD)
+    run_step(group, 2, num_tokens=2)
+    assert loaded(group.collect_head_load) == ""
+    run_step(group, 3, num_tokens=3)
+    group.switch_head(2)
+    run_step(group, 4, num_tokens=4)
+    run_step(group, 5, num_tokens=5)
+    assert sizes == [1, 3, 5]
 
 
 @KINDS
