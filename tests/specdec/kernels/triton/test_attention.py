@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton.runtime.interpreter import GridExecutor
 
 from specdec.config.gpu.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import PagedAttention
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import DeviceBatch
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import InvariantAttention, TritonAttention, stages_of
 from specdec.kernels.triton.attention_plan import Tiles, tile_rows
@@ -20,6 +22,7 @@ from tests.specdec.kernels.triton.pages import Case, Pages
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
 TREE = (-1, -1, 0, 0, 1, 2)
 RAGGED = ((40, 1), (7, 3), (1, 1), (33, 6))
+_HALF = 2**31  # of the range of unsigned integers of 32 bits
 
 
 def attention_of(case, *, invariant=False):
@@ -66,6 +69,36 @@ def test_windows(window):
 
 def test_prefill_beside_decode():
     check(Case(((40, 40), (50, 1), (30, 20))))
+
+
+@pytest.mark.parametrize("latent_rank", [None, 16])
+def test_pool_whose_offsets_need_64_bits(monkeypatch, latent_rank):
+    """Offsets of 32 bits would lead to the memory before the pool, which has the same size."""
+    kv_heads, head_dim = (2, 16) if latent_rank is None else (1, 32)
+    case = Case(RAGGED, 4, kv_heads, head_dim, dtype=torch.float16, latent_rank=latent_rank)
+    pages = Pages(case)
+    first_slot = _HALF // pages.cache[0].numel()
+    first_block = first_slot // case.block_size
+    chunks = [
+        chunk._replace(block_table=[first_block + block for block in chunk.block_table])
+        for chunk in pages.batch.chunks
+    ]
+    batch = ForwardBatch(chunks, case.block_size)
+    num_values = 2 * _HALF + pages.cache.numel()
+    try:
+        memory = torch.empty(num_values, dtype=case.dtype)  # few pages are used
+    except RuntimeError as error:  # by `ulimit -v`, or where the system does not overcommit
+        pytest.skip(f"8 GiB of memory cannot be reserved: {error}")
+    pool = memory[_HALF:].view(-1, *pages.cache.shape[1:])
+    pool[first_slot:] = pages.cache
+    kv = pages.own_kv
+    pool[torch.from_numpy(batch.slot_mapping).long()] = torch.nan
+    # The interpreter would copy the memory onto itself.
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *_: None)
+    attention = attention_of(case)
+    found = attention.run(pages.query, kv, pool, attention.plan(batch, case.dtype))
+    assert (found.double() - pages.expected()).abs().max() < TOLERANCE[case.dtype]
+    assert torch.equal(pool[first_slot:], pages.cache)
 
 
 @pytest.mark.slow
