@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,9 +22,11 @@ _GIB = 2**30
 _GPU_BYTES = {"L4, 24 GB": 22, "A100, 40 GB": 39, "H100, 80 GB": 78, "H200, 141 GB": 139}
 """GiB that a process finds free on an otherwise empty GPU."""
 _TIMEOUT_S = 600
+_TRITON = (3, 7)
+_TEST_PACKAGES = ("pytest", "hypothesis", "xdist")
 _ROOT = Path(__file__).parent.parent.parent
 _KERNEL_TESTS = "tests/specdec/kernels/triton"
-_COUNT_TESTS = ("tests/specdec/worker/device/test_step_counts.py",)
+_COUNT_TESTS = "tests/specdec/worker/device/test_step_counts.py"
 _MAX_OUTPUT_CHARS = 2000
 _PYTEST = ("-q", "-o", "addopts=--import-mode=importlib", "-o", "minversion=8", "-m", "not slow")
 """Without the settings of plugins that a machine with a GPU may lack."""
@@ -32,20 +35,24 @@ _PYTEST = ("-q", "-o", "addopts=--import-mode=importlib", "-o", "minversion=8", 
 def run_kernel_tests(context: Context) -> Result:
     """Run the tests of the kernels: in Triton's interpreter, which needs no GPU."""
     del context
-    return _run("pytest", *_PYTEST, *_required(_KERNEL_TESTS))
+    tests = _required(_KERNEL_TESTS, "triton", *_TEST_PACKAGES)
+    found = import_module("triton").__version__
+    if tuple(map(int, found.split(".")[:2])) < _TRITON:
+        raise PartSkippedError(f"the tests need Triton {_TRITON[0]}.{_TRITON[1]}, not {found}")
+    return _run("pytest", *_PYTEST, tests)
 
 
 def compile_kernels(context: Context) -> Result:
     """Compile every kernel for sm_80 and sm_90, and check registers, spills and shared memory."""
     del context
-    _required("tools/gpu_kernels")
+    _required("tools/gpu_kernels", "triton")
     return _run("tools.gpu_kernels", "check")
 
 
 def count_operators(context: Context) -> Result:
     """Run the tests that count a step's operators and copies, and find values the host reads."""
     del context
-    return _run("pytest", *_PYTEST, *_COUNT_TESTS)
+    return _run("pytest", *_PYTEST, _required(_COUNT_TESTS, *_TEST_PACKAGES))
 
 
 def plan_memory(context: Context) -> Result:
@@ -80,13 +87,14 @@ def _num_tokens(config: LLMConfig, models: Models, gib: int) -> int | str:
     return plan.engine.num_blocks * plan.engine.block_size
 
 
-def _required(path: str) -> tuple[str]:
-    """Return a path of the repository; skip the part where it or Triton is missing."""
-    if find_spec("triton") is None:
-        raise PartSkippedError("the package triton is not installed")
+def _required(path: str, *packages: str) -> str:
+    """Return a path of the repository; skip the part where it or a package is missing."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise PartSkippedError(f"the package {name} is not installed")
     if not (_ROOT / path).exists():
         raise PartSkippedError(f"{path} does not exist")
-    return (path,)
+    return path
 
 
 def _run(module: str, *arguments: str) -> Result:

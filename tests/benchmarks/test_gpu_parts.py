@@ -1,6 +1,7 @@
 """The parts of the GPU check on the CPU in small shapes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -335,11 +336,26 @@ def test_tokens_are_equal_on_the_cpu(small):
         assert compare(small)["passed"]
 
 
-def test_parts_without_triton_are_skipped(small, monkeypatch):
-    monkeypatch.setattr(host_parts, "find_spec", lambda name: None)
-    for part in (host_parts.run_kernel_tests, host_parts.compile_kernels):
-        with pytest.raises(PartSkippedError, match="triton is not installed"):
-            part(small)
+@pytest.mark.parametrize(
+    ("missing", "part"),
+    [
+        *(("triton", part) for part in (host_parts.run_kernel_tests, host_parts.compile_kernels)),
+        *((name, host_parts.run_kernel_tests) for name in ("pytest", "hypothesis", "xdist")),
+        *((name, host_parts.count_operators) for name in ("pytest", "hypothesis", "xdist")),
+    ],
+)
+def test_parts_without_a_package_are_skipped(small, monkeypatch, missing, part):
+    monkeypatch.setattr(host_parts, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(PartSkippedError, match=f"{missing} is not installed"):
+        part(small)
+
+
+def test_an_older_triton_is_not_tested(small, monkeypatch):
+    monkeypatch.setattr(host_parts, "find_spec", lambda name: name)
+    triton = SimpleNamespace(__version__="3.6.0")
+    monkeypatch.setattr(host_parts, "import_module", lambda name: triton)
+    with pytest.raises(PartSkippedError, match=r"need Triton 3\.7, not 3\.6\.0"):
+        host_parts.run_kernel_tests(small)
 
 
 def test_a_module_that_fails_is_reported():
