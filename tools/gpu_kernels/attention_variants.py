@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, heads_per_program
+from specdec.config.gpu.attention_splits import ENOUGH_PROGRAMS, heads_per_program, short_tiles
 from specdec.kernels.triton.attention import block_of_keys, stages_of, warps_of_tile
 from specdec.kernels.triton.device import attention, store_kv
 from tools.gpu_kernels.variant import ARCHITECTURES, ELEMENT_BYTES, Variant, power_of_two
@@ -38,6 +38,8 @@ def attention_variants() -> Iterator[Variant]:
     yield _attention(128, 16, "parts", has_cap=True)
     yield _attention(128, 16, "parts", dtype="fp16")
     yield _attention(64, 16, "parts", dtype="fp32")
+    for head_dim in (64, 128, 256):
+        yield _attention(head_dim, short_tiles(head_dim, 4)[-1], "whole", dtype="fp32")
     yield _attention(128, 16, "parts", kv_dtype="fp8e4nv", architectures=(90,))
     yield _attention(128, 64, "whole", kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, kv_dtype="fp8e4nv", architectures=(90,))
@@ -87,7 +89,7 @@ def _of_latents(variant: Variant) -> Variant:
         size = ELEMENT_BYTES[variant.types["query"].removeprefix("*")]
         constants |= {"HEAD_DIM": rotary + rank, "ROTARY_DIM": rotary, "BLOCK_R": rotary}
         constants["BLOCK_N"] = block_of_keys(rank, size)
-        options["num_warps"] = warps_of_tile(tile, rank)
+        options["num_warps"] = warps_of_tile(tile, rank, size)
     name = variant.name.replace("d128", f"latent{rank}")
     return replace(variant, name=name, constants=constants, options=options)
 
@@ -158,7 +160,8 @@ def _attention(
     num_stages = stages_of(
         num_programs, ELEMENT_BYTES[dtype], merges_segments=context == "segments"
     )
-    options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": num_stages}
+    num_warps = warps_of_tile(tile, block_d, ELEMENT_BYTES[dtype])
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)
 

@@ -20,6 +20,9 @@ SHORT_TILES = (16, 32, 64)
 
 _MOST_NARROW_DIM = 256
 
+_MOST_FLOAT32_SUMS = 4096
+"""Values of a tile in float32: without matrix units the queries are in registers, too."""
+
 ENOUGH_PROGRAMS = 132
 """Programs of a launch that give each multiprocessor of an H100 or H200 one.
 
@@ -54,8 +57,20 @@ def num_segments_of(context_len: int) -> int:
     return level * SEGMENTS_PER_LEVEL + -(-rest // (SEGMENT_TOKENS << level))
 
 
-def short_tiles(value_dim: int) -> tuple[int, ...]:
-    """Return the rows of tiles of short queries, whose sums of values must fit into registers."""
+def has_matrix_units(element_size: int) -> bool:
+    """Return whether matrix units multiply numbers of `element_size` bytes in attention."""
+    return element_size <= 2
+
+
+def short_tiles(value_dim: int, element_size: int = 2) -> tuple[int, ...]:
+    """Return the rows of tiles of short queries, whose sums of values must fit into registers.
+
+    element_size: bytes of a number of the queries; with 4, tiles of long ones have no more rows.
+    Groups of more query heads exceed this: a tile has a row for each head of a group.
+    """
+    if not has_matrix_units(element_size):
+        fitting = tuple(rows for rows in SHORT_TILES if rows * value_dim <= _MOST_FLOAT32_SUMS)
+        return fitting or SHORT_TILES[:1]
     return SHORT_TILES if value_dim <= _MOST_NARROW_DIM else SHORT_TILES[:2]
 
 

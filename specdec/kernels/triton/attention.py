@@ -40,6 +40,7 @@ from specdec.kernels.reference.paged_attention import PagedAttention
 from specdec.kernels.triton.attention_plan import (
     Tiles,
     TritonPlan,
+    ValueSize,
     plan_batch,
     plan_device_batch,
 )
@@ -101,14 +102,14 @@ class TritonAttention(PagedAttention):
         self, batch: ForwardBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        sizes = (self._divided, self.value_dim, self.device)
+        sizes = (self._divided, ValueSize(self.value_dim, dtype.itemsize), self.device)
         return plan_batch(batch, *sizes, visible, invariant=self.invariant)
 
     def plan_on_device(
         self, batch: AnyDeviceBatch, dtype: torch.dtype, visible: Visible = ALL_BEFORE
     ) -> TritonPlan:
         """See PagedAttention."""
-        sizes = (self._divided, self.value_dim, self.block_size)
+        sizes = (self._divided, ValueSize(self.value_dim, dtype.itemsize), self.block_size)
         if isinstance(batch, RaggedBatch):
             return plan_ragged_batch(batch, *sizes, visible, invariant=self.invariant)
         return plan_device_batch(batch, *sizes, visible, invariant=self.invariant)
@@ -218,7 +219,7 @@ class TritonAttention(PagedAttention):
             HAS_SEGMENTS=shape.num_segments is not None,
             HAS_PARTS=parts is not None,
             **self._sizes(run, tiles),
-            num_warps=warps_of_tile(shape.num_rows, self._block_d),
+            num_warps=warps_of_tile(shape.num_rows, self._block_d, run.query.element_size()),
             num_stages=stages_of(
                 num_programs,
                 run.query.element_size(),
@@ -300,6 +301,6 @@ def stages_of(num_programs: int, element_size: int, *, merges_segments: bool) ->
     return 3
 
 
-def warps_of_tile(num_rows: int, block_d: int) -> int:
+def warps_of_tile(num_rows: int, block_d: int, element_size: int) -> int:
     """Return the warps of a tile, so that sums of large ones fit into registers."""
-    return 8 if num_rows >= 64 or num_rows * block_d >= 32 * 256 else 4
+    return 8 if num_rows >= 64 or num_rows * block_d * element_size >= 32 * 256 * 2 else 4

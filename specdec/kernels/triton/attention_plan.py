@@ -15,6 +15,7 @@ from specdec.config.gpu.attention_splits import (
     MAX_SHORT_QUERY_TOKENS,
     SHORT_TILES,
     enough_programs,
+    has_matrix_units,
     num_segments_of,
     short_tiles,
 )
@@ -27,6 +28,13 @@ from specdec.types.sharding import HeadShard
 Int32Array = NDArray[np.int32]
 
 _LONG_TILE = 64
+
+
+class ValueSize(NamedTuple):
+    """Dimensions of the values of a head, and the bytes of a number of its queries."""
+
+    dim: int
+    element_size: int
 
 
 @dataclass(frozen=True)
@@ -57,19 +65,21 @@ class TileShape:
         query_lens: Sequence[int],
         context_len: int,
         heads_per_kv: int,
-        value_dim: int,
+        values: ValueSize,
         *,
         invariant: bool,
         is_decode: bool = False,
     ) -> TileShape:
         """Return the shape for sequences of one class (`classes_of`).
 
-        context_len: the longest. value_dim: of a head. invariant: as in TritonAttention. is_decode:
-        whether the queries are drafts, whose contexts are split however many there are.
+        context_len: the longest. invariant: as in TritonAttention. is_decode: whether the queries
+        are drafts, whose contexts are split however many there are.
         """
         is_split = invariant or is_decode or max(query_lens) <= MAX_SHORT_QUERY_TOKENS
         longest = max(query_lens) * heads_per_kv
-        num_rows = tile_rows(longest, value_dim) if is_split else _LONG_TILE
+        num_rows = tile_rows(longest, values)
+        if not is_split and has_matrix_units(values.element_size):
+            num_rows = _LONG_TILE
         if invariant:
             num_rows = SHORT_TILES[0]
         num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
@@ -137,7 +147,7 @@ class TritonPlan:
 def plan_batch(
     batch: ForwardBatch,
     heads: HeadShard,
-    head_dim: int,
+    values: ValueSize,
     device: torch.device,
     visible: Visible,
     *,
@@ -148,7 +158,7 @@ def plan_batch(
     Arguments as in PagedAttention.plan; invariant: as in TritonAttention.
     """
     launches = [
-        _divide(batch, members, heads.heads_per_kv, head_dim, invariant=invariant)
+        _divide(batch, members, heads.heads_per_kv, values, invariant=invariant)
         for members in classes_of(batch, invariant=invariant)
         if members
     ]
@@ -166,7 +176,7 @@ def plan_batch(
         first_nodes=next(copies),
         block_tables=next(copies),
         launches=tuple(
-            Tiles.allocate(next(copies), next(copies), tiles.shape, len(heads.kv), head_dim)
+            Tiles.allocate(next(copies), next(copies), tiles.shape, len(heads.kv), values.dim)
             for tiles in launches
         ),
         ancestors=None if words is None else next(copies).view(torch.int64),
@@ -190,7 +200,7 @@ def _arrays_of(batch: ForwardBatch) -> list[Int32Array]:
 def plan_device_batch(
     batch: DeviceBatch,
     heads: HeadShard,
-    head_dim: int,
+    values: ValueSize,
     block_size: int,
     visible: Visible,
     *,
@@ -201,13 +211,13 @@ def plan_device_batch(
     longest = batch.block_tables.shape[1] * block_size
     group = heads.heads_per_kv
     shape = TileShape.of(
-        [batch.query_len], longest, group, head_dim, invariant=invariant, is_decode=True
+        [batch.query_len], longest, group, values, invariant=invariant, is_decode=True
     )
     options: _Options = {"dtype": torch.int32, "device": device}
     starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
     tokens = starts.repeat(num_seqs)
-    launches = (Tiles.allocate(sequences, tokens, shape, len(heads.kv), head_dim),)
+    launches = (Tiles.allocate(sequences, tokens, shape, len(heads.kv), values.dim),)
     bounds = torch.arange(0, num_seqs * batch.query_len + 1, batch.query_len, **options)
     return plan_of_tiles(batch, bounds, launches, visible)
 
@@ -256,23 +266,23 @@ def _divide(
     batch: ForwardBatch,
     members: Sequence[int],
     heads_per_kv: int,
-    value_dim: int,
+    values: ValueSize,
     *,
     invariant: bool,
 ) -> _HostTiles:
     """Divide the queries of sequences of one class into tiles."""
     lengths = [batch.query_len(index) for index in members]
     context_len = max(int(batch.context_lens[index]) for index in members)
-    shape = TileShape.of(lengths, context_len, heads_per_kv, value_dim, invariant=invariant)
+    shape = TileShape.of(lengths, context_len, heads_per_kv, values, invariant=invariant)
     per_tile = shape.num_rows // heads_per_kv
     starts = [np.arange(0, length, per_tile, dtype=np.int32) for length in lengths]
     sequences = np.repeat(np.array(members, np.int32), [len(each) for each in starts])
     return _HostTiles(sequences, np.concatenate(starts), shape)
 
 
-def tile_rows(num_rows: int, value_dim: int) -> int:
+def tile_rows(num_rows: int, values: ValueSize) -> int:
     """Return the rows of the smallest tile for `num_rows` rows of short queries, or the largest."""
-    sizes = short_tiles(value_dim)
+    sizes = short_tiles(*values)
     return next((size for size in sizes if size >= num_rows), sizes[-1])
 
 

@@ -14,14 +14,20 @@ from torch import Tensor
 from specdec.config.gpu.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.reference.attention import Visible
 from specdec.kernels.reference.device_batch import RaggedBatch
-from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, plan_of_tiles
+from specdec.kernels.triton.attention_plan import (
+    Tiles,
+    TileShape,
+    TritonPlan,
+    ValueSize,
+    plan_of_tiles,
+)
 from specdec.types.sharding import HeadShard
 
 
 def plan_ragged_batch(
     batch: RaggedBatch,
     heads: HeadShard,
-    head_dim: int,
+    values: ValueSize,
     block_size: int,
     visible: Visible,
     *,
@@ -33,12 +39,12 @@ def plan_ragged_batch(
     TritonAttention.
     """
     assert not visible.num_ahead, "queries see ahead in a DeviceBatch alone"
-    launches = _launches(batch, heads, head_dim, block_size, invariant=invariant)
+    launches = _launches(batch, heads, values, block_size, invariant=invariant)
     return plan_of_tiles(batch, batch.cu_seqlens.contiguous(), launches, visible)
 
 
 def _launches(
-    batch: RaggedBatch, heads: HeadShard, head_dim: int, block_size: int, *, invariant: bool
+    batch: RaggedBatch, heads: HeadShard, values: ValueSize, block_size: int, *, invariant: bool
 ) -> tuple[Tiles, ...]:
     """Return the tiles of the short queries, and those of the long ones if there may be any."""
     num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
@@ -47,7 +53,7 @@ def _launches(
     is_long = (lens > MAX_SHORT_QUERY_TOKENS) & (not invariant)
     short = min(batch.decode_len, MAX_SHORT_QUERY_TOKENS)
     group = heads.heads_per_kv
-    shape = TileShape.of([short], longest, group, head_dim, invariant=invariant)
+    shape = TileShape.of([short], longest, group, values, invariant=invariant)
     # A sequence may have more tokens than one that decodes, and then fills its tiles.
     whole_rows = shape.num_rows // heads.heads_per_kv * heads.heads_per_kv
     launches = [
@@ -56,14 +62,14 @@ def _launches(
             replace(shape, used_rows=whole_rows),
             num_tokens if invariant else min(num_tokens, num_seqs * MAX_SHORT_QUERY_TOKENS),
             heads,
-            head_dim,
+            values.dim,
         )
     ]
     if num_tokens > MAX_SHORT_QUERY_TOKENS and not invariant:
-        shape = TileShape.of([num_tokens], longest, group, head_dim, invariant=False)
+        shape = TileShape.of([num_tokens], longest, group, values, invariant=False)
         num_long = min(num_seqs, num_tokens // (1 + MAX_SHORT_QUERY_TOKENS))
         own = lens.masked_fill(~is_long, 0)
-        launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))
+        launches.append(_tiles(own, shape, num_tokens, heads, values.dim, num_long))
     return tuple(launches)
 
 

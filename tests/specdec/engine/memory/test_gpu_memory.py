@@ -16,7 +16,7 @@ from specdec.engine.memory.gpu_workspace import attention_bytes, gpu_workspace_b
 from specdec.engine.memory.memory_plan import memory_plan
 from specdec.engine.memory.weight_memory import weight_bytes
 from specdec.engine.models.model_resolution import Models
-from specdec.kernels.triton.attention_plan import Tiles, TileShape
+from specdec.kernels.triton.attention_plan import Tiles, TileShape, ValueSize
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.config.stored_weights import stored_weights
 from specdec.types.errors import OutOfMemoryError
@@ -221,7 +221,8 @@ def test_the_memory_plan_counts_the_parts_of_a_split_context(
     group = num_heads // kv_heads
     largest = 0
     for query_len in (1, 2, 8, 16):
-        shape = TileShape.of([query_len], max_model_len, group, 128, invariant=False)
+        values = ValueSize(128, 2)
+        shape = TileShape.of([query_len], max_model_len, group, values, invariant=False)
         for num_tiles in range(1, 4 * ENOUGH_PROGRAMS + 1):
             tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")
             parts = Tiles.allocate(tiles, tiles, shape, kv_heads, 128).parts

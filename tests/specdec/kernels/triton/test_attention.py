@@ -14,7 +14,7 @@ from specdec.kernels.reference.device_batch import DeviceBatch
 from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import InvariantAttention, TritonAttention, stages_of
-from specdec.kernels.triton.attention_plan import Tiles, tile_rows
+from specdec.kernels.triton.attention_plan import Tiles, TileShape, ValueSize, tile_rows
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 from tests.specdec.kernels.triton.pages import Case, Pages
@@ -101,11 +101,20 @@ def test_pool_whose_offsets_need_64_bits(monkeypatch, latent_rank):
     assert torch.equal(pool[first_slot:], pages.cache)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        (256, torch.float32),
+        *(
+            pytest.param(head_dim, dtype, marks=pytest.mark.slow)
+            for head_dim in (64, 80, 96, 128, 256)
+            for dtype in (torch.float32, torch.float16)
+            if (head_dim, dtype) != (256, torch.float32)
+        ),
+    ],
+)
 def test_head_sizes(head_dim, dtype):
-    check(Case(((37, 3), (65, 1)), head_dim=head_dim, dtype=dtype))
+    check(Case(((37, 3), (65, 1), (40, 40)), head_dim=head_dim, dtype=dtype))
 
 
 @pytest.mark.slow
@@ -303,5 +312,22 @@ def test_segments_cover_a_context():
     assert num_segments_of(length * count + 2 * length) == count + 1
     assert num_segments_of(3 * length * count + 1) == 2 * count + 1
     assert num_segments_of(131072) == 4 * count + 2
-    assert [tile_rows(rows, 128) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
-    assert [tile_rows(rows, 512) for rows in (1, 17, 33, 400)] == [16, 32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("element_size", "value_dim", "rows"),
+    [
+        (2, 128, [16, 16, 32, 64, 64]),
+        (2, 512, [16, 16, 32, 32, 32]),
+        (4, 64, [16, 16, 32, 64, 64]),
+        (4, 128, [16, 16, 32, 32, 32]),
+        (4, 256, [16, 16, 16, 16, 16]),
+    ],
+)
+def test_rows_of_a_tile_fit_into_registers(element_size, value_dim, rows):
+    """In 4 bytes those of long queries, too: with 64 rows of 256 a thread spills 40 kB."""
+    values = ValueSize(value_dim, element_size)
+    assert [tile_rows(count, values) for count in (1, 16, 17, 33, 400)] == rows
+    prompt = TileShape.of([400], 400, 1, values, invariant=False)
+    assert prompt.num_segments is None
+    assert prompt.num_rows == (64 if element_size == 2 else rows[-1])
