@@ -8,6 +8,9 @@ from benchmarks.gpu.hybrid import check_recurrent_kernels
 from benchmarks.gpu.lora_kernels import _updates
 from benchmarks.gpu.parts import Context
 from specdec.kernels.reference.packed_weight import CodeKind
+from tests.specdec.kernels.triton.conftest import products_row_by_row
+
+__all__ = ["products_row_by_row"]  # used by all tests
 
 pytest.importorskip("triton", reason="make test-triton installs it")
 
