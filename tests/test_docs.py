@@ -96,6 +96,61 @@ def test_targets_of_make_exist():
     assert {word for word in shown if re.fullmatch(r"[a-z][a-z-]*", word)} <= targets
 
 
+OPTIONS_OF_PYTEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
+    "ini_options"
+]
+LEFT_OUT = re.findall(r"not (\w+)", OPTIONS_OF_PYTEST["addopts"])
+"""Markers of the tests that no command runs by default."""
+
+
+def test_each_marker_is_explained_and_one_left_out_by_default_names_a_target_that_runs_it():
+    page = (ROOT / "docs" / "development.md").read_text()
+    rows = dict(re.findall(r"^\| marker `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    assert [*rows] == [each.partition(":")[0] for each in OPTIONS_OF_PYTEST["markers"]]
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^([a-z-]+):.* ## .*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    for name in LEFT_OUT:
+        [target] = re.findall(r"`make ([a-z-]+)`", rows[name])
+        [arguments] = re.findall(rf" -m (?:{name}|'slow or not slow') (.*)", recipes[target])
+        paths = re.findall(r"tests[\w/.]*", arguments) or ["tests"]
+        marks = [each for path in paths for _, each in marks_below(ROOT / path)]
+        assert any(f"mark.{name}" in each for each in marks), target
+
+
+def marks_below(path):
+    """Yield the path, the name and the marks of each test, those of its folder included."""
+    for file in [path] if path.is_file() else path.rglob("test_*.py"):
+        conftest = file.parent / "conftest.py"
+        added = re.findall(r"add_marker\((.*)\)", conftest.read_text() if conftest.exists() else "")
+        tree = ast.parse(file.read_text())
+        of_file = [ast.unparse(each) for each in tree.body if isinstance(each, ast.Assign)]
+        marks = " ".join([*added, *(each for each in of_file if each.startswith("pytestmark"))])
+        for each in tree.body:
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                decorators = " ".join(map(ast.unparse, each.decorator_list))
+                yield f"{file.relative_to(ROOT)} {each.name}", marks + decorators
+
+
+INLINE_PYTEST = re.compile(r"`[^`\n]*\bpytest [^`\n]*\btests/[^`\n]*`")
+SHOWN_TEST = re.compile(
+    r"`(?:python -m )?pytest(?: -s)?( -m slow)?(?: -s)? (tests/[\w./]+)(?: -k (\w+))?`"
+)
+SHOWN_TESTS = [
+    pytest.param(command, id=f"{page.name} {command.strip('`')}")
+    for page in PAGES
+    for command in INLINE_PYTEST.findall(page.read_text())
+]
+
+
+@pytest.mark.parametrize("command", SHOWN_TESTS)
+def test_shown_tests_are_selected(command):
+    shown = SHOWN_TEST.fullmatch(command)
+    assert shown, "a form of command that this test does not read"
+    slow, path, word = shown.groups()
+    found = [marks for name, marks in marks_below(ROOT / path) if (word or "test_") in name]
+    assert any(("mark.slow" in marks) == bool(slow) for marks in found)
+
+
 TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 SECURITY = (ROOT / "docs" / "security.md").read_text()
 """The threat model, whose tables name the tests of their statements."""
