@@ -21,6 +21,7 @@ from specdec.types.reports.stats import SpeculationStats
 from tests.chaos.history import FINISHED, Call, violations
 from tests.e2e.link import Condition
 from tests.e2e.streams import NUM_STREAMS, Streams
+from tests.e2e.test_shared_draft_worker import wait_until
 from tests.e2e.two_nodes import HEAD_OUTSIDE, cluster, joined_service, missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(580)]
@@ -30,7 +31,7 @@ SPECULATION = (
     ' "speculation_threshold": 256, "async_drafting": "off"}'
 )
 STREAMS = Streams(max_tokens=400)
-NUM_WORKERS = 3
+NUM_ROUTERS, NUM_WORKERS = 2, 3
 DELAYS_S = {"1 ms": 0.001, "20 ms": 0.02}
 LOSS = 0.01
 PARTITION_S = 5.0
@@ -44,7 +45,7 @@ def service(tiny_model_dir, tmp_path_factory):
     directory = tmp_path_factory.mktemp("pool")
     flags = ["--host", "0.0.0.0", "--model", str(tiny_model_dir)]
     flags += ["--speculative-config", SPECULATION]
-    flags += ["--num-replicas", "2", "--routing-policy", "random"]
+    flags += ["--num-replicas", str(NUM_ROUTERS), "--routing-policy", "random"]
     flags += ["--min-draft-workers", str(NUM_WORKERS), "--max-draft-workers", str(NUM_WORKERS)]
     flags += ["--target-labels", "role=target", "--draft-labels", "role=draft"]
     flags += ["--log-level", "info"]
@@ -80,8 +81,7 @@ class Stream:
         return max(after - before for before, after in pairwise(self.arrivals_s))
 
 
-def run(index, expected, **options):
-    stream = Stream(Call(f"stream {index}", (tuple(expected),)))
+def run(index, stream, **options):
     with Client(f"{HEAD_OUTSIDE}:9000", timeout_s=120) as client:
         params = STREAMS.params(index, **options)
         for chunk in client.generate_stream(f"The river {index}", params):
@@ -91,22 +91,33 @@ def run(index, expected, **options):
             if chunk.usage is not None:
                 stream.call.end(FINISHED, chunk.usage.completion_tokens)
                 stream.speculation = chunk.usage.speculation or stream.speculation
-    return stream
 
 
 @contextmanager
 def streams(expected, **options):
-    """Yield running streams, of which those with odd numbers are sampled at temperature 0.8."""
+    """Yield streams that have begun, and wait for their end.
+
+    Those with odd numbers are sampled at temperature 0.8.
+    """
+    made = [Stream(Call(f"stream {i}", (tuple(each),))) for i, each in enumerate(expected)]
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        yield [pool.submit(run, index, expected[index], **options) for index in range(NUM_STREAMS)]
+        running = [pool.submit(run, index, each, **options) for index, each in enumerate(made)]
+        wait_until(lambda: all(each.arrivals_s for each in made) or any_failed(running))
+        yield made
+    for each in running:
+        each.result()
+
+
+def any_failed(running):
+    return any(each.done() and each.exception() for each in running)
 
 
 @pytest.fixture(scope="module")
 def plain(service):
     """Return the streams without drafts."""
-    with streams([()] * NUM_STREAMS, enabled=False) as running:
+    with streams([()] * NUM_STREAMS, enabled=False) as found:
         pass
-    return [each.result() for each in running]
+    return found
 
 
 @pytest.fixture(params=DELAYS_S)
@@ -130,46 +141,37 @@ def all_workers(service):
 def warm_workers(service):
     """Return the processes of the draft workers, those with most Routers first, once all are warm.
 
-    Two Routers have seats at the first two.
+    Both Routers have seats at the first two.
     """
-    ends_at_s = time.monotonic() + 120
-    while True:
+    found = []
+
+    def have_all_seats():
         warm = re.findall(r"\((\d+)\) the draft model is warm", service.log.read_text())
-        found = [each for each in workers(service) if str(each.pid) in warm]
-        if len(found) == NUM_WORKERS:
-            break
-        assert time.monotonic() < ends_at_s, "a worker was not replaced"
-        time.sleep(0.5)
-    time.sleep(5)  # until Routers see them
+        found[:] = [each for each in workers(service) if str(each.pid) in warm]
+        num_seats = sum(num_routers(service, each) for each in found)
+        return len(found) == NUM_WORKERS and num_seats == NUM_ROUTERS
+
+    wait_until(have_all_seats)
     return sorted(found, key=lambda each: -num_routers(service, each))
 
 
 def num_routers(service, worker):
     """Return the number of Routers with a seat at a worker."""
-    lines = set(service.log.read_text().splitlines())  # some are there twice
-    changes = [each for each in lines if f"({worker.pid}) Router " in each]
-    return sum(1 if each.endswith("is connected") else -1 for each in changes)
+    changes = re.findall(rf"\({worker.pid}\) Router (\d+) (.+)", service.log.read_text())
+    return [*dict(changes).values()].count("is connected")
 
 
 @contextmanager
 def under_load(service, plain, name, **options):
-    """Run streams, a second of them before the body; check their history.
-
-    Yields a list, to which the streams are added at the end. options: of their speculation.
-    """
-    before, found = total(service, LATE), []
-    with streams([each.call.tokens() for each in plain], **options) as running:
-        time.sleep(1)
+    """Yield streams that have begun; check their history. options: of their speculation."""
+    with streams([each.call.tokens() for each in plain], **options) as found:
         yield found
-    found += [each.result() for each in running]
-    time.sleep(2)  # until the replicas have reported
     step_s = median(each.step_s for each in plain)
     pauses = [max(each.longest_pause_s for each in some) / step_s for some in (found, plain)]
     print(
         f"{name}: {[each.num_without_drafts for each in found]} of"
-        f" {[each.num_steps for each in found]} steps without drafts,"
-        f" {total(service, LATE) - before} of them late; longest pause {pauses[0]:.0f} steps"
-        f" of {step_s * 1e3:.1f} ms, {pauses[1]:.0f} without drafts"
+        f" {[each.num_steps for each in found]} steps without drafts; longest pause"
+        f" {pauses[0]:.0f} steps of {step_s * 1e3:.1f} ms, {pauses[1]:.0f} without drafts"
     )
     assert violations(each.call for each in found) == []
 
@@ -186,15 +188,16 @@ def fault(service):
     """Assert that a Router notices what is done to its worker in the body."""
     before = total(service, LATE, RESTARTS)
     yield
-    assert total(service, LATE, RESTARTS) > before, "it has reached no Router"
+    wait_until(lambda: total(service, LATE, RESTARTS) > before)
 
 
 def wait_until_all_draft(service, plain):
-    ends_at_s, found = time.monotonic() + 60, []
-    while not (found and all_draft(found)):
-        assert time.monotonic() < ends_at_s, "a Router has not left the workers"
+    def do_all_draft():
         with under_load(service, plain, "without them") as found:
             pass
+        return all_draft(found)
+
+    wait_until(do_all_draft)
 
 
 def all_draft(found):
