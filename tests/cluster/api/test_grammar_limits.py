@@ -63,8 +63,15 @@ async def over_http(served, key, regex):
 DOORS = {"gRPC": over_grpc, "HTTP": over_http}
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("key", "limit"), [("", MAX_WAITING_OF_STRANGER), (KEY, MAX_WAITING)])
+@pytest.mark.parametrize(
+    ("door", "key", "limit"),
+    [
+        ("gRPC", "", MAX_WAITING_OF_STRANGER),
+        ("HTTP", KEY, MAX_WAITING),
+        pytest.param("gRPC", KEY, MAX_WAITING, marks=pytest.mark.slow),
+        pytest.param("HTTP", "", MAX_WAITING_OF_STRANGER, marks=pytest.mark.slow),
+    ],
+)
 async def test_one_grammar_above_the_limit_is_refused(
     tiny_model_dir, tmp_path, gate, door, key, limit
 ):

@@ -72,8 +72,8 @@ def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"optimizer": "muon"},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "muon"}, marks=pytest.mark.slow),
         {"method": "dspark", "max_anchors": 6, "optimizer": "muon"},
         {"method": "draft_model", "num_layers": 1},
     ],

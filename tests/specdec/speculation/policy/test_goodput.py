@@ -6,7 +6,7 @@ import random
 import time
 from bisect import bisect_left
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -16,6 +16,7 @@ from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
+from tests.combinations import every_value
 from tests.specdec.speculation.policy.synthetic_service import (
     CostCurve,
     SyntheticService,
@@ -119,19 +120,26 @@ def test_the_gain_of_steps_is_about_that_over_a_service_without_drafts(
     assert gain == pytest.approx(measured, rel=0.15 if num_decoding == 8 else 0.05)
 
 
-@pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])
-@pytest.mark.parametrize("acceptance", [GOOD, BAD], ids=["good", "bad"])
-@pytest.mark.parametrize(
-    ("num_decoding", "wrong_by"),
-    [
-        pytest.param(count, wrong_by, marks=() if index == place else pytest.mark.slow)
-        for place, count in enumerate((1, 8, 64))
-        for index, wrong_by in enumerate((0.5, 1.0, 2.0))
-    ],
-)
+CURVES = {"gpu": GPU, "small": SMALL}
+ACCEPTANCES = {"good": GOOD, "bad": BAD}
+QUICK_ERRORS = {1: 0.5, 8: 1.0, 64: 2.0}
+"""By batch size, the error of a profile that `make test` has."""
+
+
+def loads():
+    """Yield all combinations; make test has each pair of curve, acceptance and batch size."""
+    for load in product(CURVES, ACCEPTANCES, QUICK_ERRORS, QUICK_ERRORS.values()):
+        curve, acceptance, num_decoding, wrong_by = load
+        is_one_of_two = ((curve == "gpu") + (acceptance == "good") + (num_decoding == 8)) % 2
+        is_quick = is_one_of_two and wrong_by == QUICK_ERRORS[num_decoding]
+        yield pytest.param(*load, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("curve", "acceptance", "num_decoding", "wrong_by"), list(loads()))
 def test_goodput_is_close_to_the_best_fixed_length(
     clock, curve, acceptance, num_decoding, wrong_by
 ):
+    curve, acceptance = CURVES[curve], ACCEPTANCES[acceptance]
     policy = auto_policy(clock, curve.table(MOST, wrong_by), MOST)
     service = SyntheticService(curve, acceptance, clock)
     service.run(policy, num_decoding, 15)  # the learning phase is not counted
@@ -195,8 +203,10 @@ def most_in_a_minute(times):
     return max(counts, default=0)
 
 
-@pytest.mark.parametrize("loads", [(1, 64), (30, 34)])
-@pytest.mark.parametrize("period_s", [0.1, 1.1, 1.5, 3.0, None])
+@pytest.mark.parametrize(
+    ("period_s", "loads"),
+    every_value([0.1, 1.1, 1.5, 3.0, None], {"1 and 64": [1, 64], "30 and 34": [30, 34]}),
+)
 def test_decisions_a_minute_are_bounded_while_the_load_swings_across_the_threshold(
     clock, loads, period_s
 ):
