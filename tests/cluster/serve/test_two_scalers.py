@@ -72,6 +72,7 @@ def test_a_steady_load_settles(simulate, share):
     assert fleet.history[-1].num_open < CONFIG.target_requests_per_replica * 5
 
 
+@pytest.mark.slow
 def test_an_oscillating_load_respects_the_downscale_delay(simulate):
     """The load alternates between 0.3 and 1.5 replicas every 40 s.
 
