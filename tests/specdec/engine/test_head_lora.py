@@ -154,10 +154,22 @@ def files_of(tiny_model_dir, tmp_path_factory, expected):
     return write
 
 
-CHOICES = list(product(KERNELS[::-1], (1, 2), (0, NUM_NODES)))
+QUICK = {
+    ("medusa", "native", 1, 0),
+    ("eagle3", "native", 2, NUM_NODES),
+    ("dflash", "torch", 1, NUM_NODES),
+    ("mtp", "torch", 2, 0),
+}
+"""Each pair of kernels, ranks and nodes of a tree; the test of merged heads has every method."""
 
 
-@pytest.mark.parametrize(("method", "kernels", "size", "num_nodes"), every_value(METHODS, CHOICES))
+@pytest.mark.parametrize(
+    ("method", "kernels", "size", "num_nodes"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in product(METHODS, KERNELS, (1, 2), (0, NUM_NODES))
+    ],
+)
 def test_drafts_are_those_of_the_own_adapter_alone_and_in_a_batch(
     tiny_model_dir, targets, expected, files_of, method, kernels, size, num_nodes
 ):

@@ -48,9 +48,13 @@ TEMPERATURES = pytest.mark.parametrize(
 
 COMPILED = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 KERNELS = ["torch", pytest.param("auto", marks=COMPILED)]
+ON_BOTH_KERNELS = pytest.mark.parametrize("kernels", KERNELS, indirect=True)
+"""For the tests of what the kernels do themselves; `make test` runs the others on one."""
+
+ON_ONE = [pytest.param("torch", marks=pytest.mark.slow), "auto"]
 
 
-@pytest.fixture(scope="module", autouse=True, params=KERNELS)
+@pytest.fixture(scope="module", autouse=True, params=ON_ONE if native_library() else ["torch"])
 def kernels(request):
     """Select the kernels of all models: native ones, if a model has them, or torch's."""
     with pytest.MonkeyPatch.context() as patch:
@@ -138,6 +142,7 @@ def with_guesses(directory, expected, each_of, config, group=None):
     return tokens_by(local_engine(directory, config, group, guesses(texts)), each_of)
 
 
+@ON_BOTH_KERNELS
 @TEMPERATURES
 @pytest.mark.parametrize(
     "changes",
@@ -321,6 +326,7 @@ def test_random_histories(directory, expected, seed):
     assert sum(len(tokens) == NUM_TOKENS for tokens in found.values()) > 5
 
 
+@ON_BOTH_KERNELS
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_draft_with_nan_is_computed_again_without_it(directory, is_async):
     """Torch's attention multiplies the NaN of the draft by 0, so that the row's state is NaN."""

@@ -13,6 +13,7 @@ from specdec.sequences import sequence
 from specdec.sequences.block_manager import root_key
 from specdec.types.errors import LostAdapterError, UnknownModelError
 from specdec.worker import HeadFiles, LocalTarget, RankModel, load_target
+from tests.combinations import every_value
 from tests.specdec.adapters import ATTENTION, adapter_dir, merged_dir, rewrite
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import (
@@ -113,36 +114,29 @@ def test_each_request_of_a_batch_has_the_tokens_of_its_adapter_merged(
     assert len({tuple(tokens) for tokens in merged_tokens.values()}) == NUM_ADAPTERS + 1
 
 
+CACHED, PREEMPTED, UNCACHED = {}, {"num_blocks": 48}, {"enable_prefix_caching": False}
+RUNS = {"preempted": (3, PREEMPTED), "uncached": (3, UNCACHED), "cached": (3, CACHED)}
+WITHOUT_DRAFTS = {"preempted without drafts": (0, PREEMPTED)}
+
+
 @pytest.mark.parametrize(
-    ("kernels", "temperature"),
-    [
-        *zip(KERNELS, (0.8, 0.0), strict=False),
-        pytest.param(KERNELS[0], 0.0, marks=pytest.mark.slow),
-        pytest.param(KERNELS[-1], 0.8, marks=pytest.mark.slow),
-    ],
+    ("num_draft_tokens", "changes", "kernels", "temperature"),
+    every_value(RUNS, KERNELS[::-1], [0.8, 0.0], slow=WITHOUT_DRAFTS),
 )
 def test_ngram_drafts_and_preemption_change_no_token(
-    tiny_model_dir, adapters, reference, kernels, temperature
+    tiny_model_dir, adapters, reference, num_draft_tokens, changes, kernels, temperature
 ):
-    preempted, uncached = {"num_blocks": 48}, {"enable_prefix_caching": False}
-    for num_draft_tokens, changes in ((0, preempted), (3, {}), (3, preempted), (3, uncached)):
-        engine = local_engine(
-            tiny_model_dir,
-            config(num_draft_tokens, **changes),
-            kernels=kernels,
-            adapters=adapters,
-        )
-        expected = reference(kernels, temperature)
+    engine = local_engine(
+        tiny_model_dir, config(num_draft_tokens, **changes), kernels=kernels, adapters=adapters
+    )
+    expected = reference(kernels, temperature)
+    # A second run finds its prompts in the cache, under the adapters' keys.
+    for _ in range(2 if changes is CACHED else 1):
         assert tokens_by(engine, requests(engine, temperature)) == expected
-        counts = engine.stats().counts
-        if changes.get("num_blocks"):
-            assert counts.num_preemptions > 0
-        if num_draft_tokens:
-            assert counts.speculation.num_accepted_tokens > 0
-        if changes is uncached:
-            continue
-        # A second run finds its prompts in the cache, under the adapters' keys.
-        assert tokens_by(engine, requests(engine, temperature)) == expected
+    counts = engine.stats().counts
+    assert (counts.num_cached_tokens > 0) == (changes is CACHED)
+    assert (counts.num_preemptions > 0) == (changes is PREEMPTED)
+    assert (counts.speculation.num_accepted_tokens > 0) == (num_draft_tokens > 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -11,6 +11,7 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.sampling.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, RankModel, load_target
+from tests.combinations import every_value
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 
@@ -53,8 +54,7 @@ def tokens_by(directory, config, requests, group=None):
     return {name: transcript.token_ids for name, transcript in transcripts.items()}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 7])
+@pytest.mark.parametrize(("num_draft_tokens", "size"), every_value([0, 1, 3, 7], [1, 2, 3]))
 def test_greedy_equals_transformers(tiny_model_dir, greedy_reference, size, num_draft_tokens):
     config = engine_config(num_draft_tokens)
     requests = [request(name, prompt) for name, prompt in prompts(8).items()]

@@ -88,7 +88,7 @@ METHODS |= {
 }
 # Combinations whose parts and order others of `make test` have.
 SLOW_COMBINATIONS = ("ngram first", "suffix first", "suffix, medusa", "budget, suffix")
-SLOW_COMBINATIONS += ("lookahead first", "suffix trees, medusa")
+SLOW_COMBINATIONS += ("lookahead first", "suffix trees, medusa", "budget", "suffix trees first")
 QUICK_METHODS = [
     pytest.param(method, marks=pytest.mark.slow)
     if method in ("p_eagle", "hydra", "dflash", "dspark", *SLOW_COMBINATIONS, *TREES_OF_HEADS)
@@ -227,10 +227,12 @@ def test_trees_of_heads_on_the_torch_decoder(tiny_model_dir, draft_dirs, method,
 @pytest.mark.parametrize(
     "method",
     [
-        "lookahead",
         "all",
         "eagle3 trees",
-        *(pytest.param(method, marks=pytest.mark.slow) for method in ("medusa", "eagle3")),
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in ("lookahead", "medusa", "eagle3")
+        ),
     ],
 )
 def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
