@@ -24,7 +24,6 @@ from specdec.types.errors import GrammarError, InvalidValueError, OverloadedErro
 from specdec.types.request import Caller
 from specdec.types.sampling.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
-from tests.waiting import wait_until
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
 BAD = {
@@ -253,28 +252,6 @@ def test_grammars_of_another_caller_are_compiled_next(counted, is_shared):
         compiler.compile(each)
     assert calls.index(spec) in (NUM_THREADS, NUM_THREADS + 1)
     assert len(calls) == len({*bombs, spec}), "a grammar was compiled twice"
-
-
-def test_real_bombs_delay_another_caller_by_one_compilation(tokenizer):
-    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
-    compiler.wait_until_ready()
-    bombs = [
-        compiler.submit(StructuredOutput(json_schema=_slow_number(number)), Caller("bomber"))
-        for number in range(10)
-    ]
-    wait_until(lambda: len(compiler._queue) <= len(bombs) - NUM_THREADS)
-    num_done = [sum(each.done() for each in bombs)]
-    compiled = compiler.submit(StructuredOutput(regex="[a-z]+"), Caller("user"))
-    compiled.add_done_callback(lambda _: num_done.append(sum(each.done() for each in bombs)))
-    assert compiled.result(60).matcher()
-    wait_until(lambda: len(num_done) == 2)
-    assert num_done[1] - num_done[0] <= NUM_THREADS
-    compiler.close()
-
-
-def _slow_number(number):
-    """Return a schema whose compilation exceeds the limits."""
-    return json.dumps({"type": "integer", "multipleOf": 99_999_999 - number})
 
 
 def _chain(length):
