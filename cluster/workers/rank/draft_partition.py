@@ -7,9 +7,12 @@ both are mapped to ranges that no other Router has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from specdec.types.draft_messages import AheadOutput, DraftOutput, DraftStep
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
+
+OutputT = TypeVar("OutputT", DraftOutput, AheadOutput)
 
 _NO_STEP = -1
 
@@ -40,13 +43,8 @@ class DraftPartition:
             ahead=tuple(row._replace(seq_id=self._seq_id(row.seq_id)) for row in step.ahead),
         )
 
-    def drafts(self, output: DraftOutput) -> DraftOutput:
+    def to_router(self, output: OutputT) -> OutputT:
         """Return drafts with the Router's sequence ids."""
-        rows = tuple(row._replace(seq_id=row.seq_id // self.count) for row in output.rows)
-        return replace(output, rows=rows)
-
-    def ahead(self, output: AheadOutput) -> AheadOutput:
-        """Return drafts ahead with the Router's sequence ids."""
         rows = tuple(row._replace(seq_id=row.seq_id // self.count) for row in output.rows)
         return replace(output, rows=rows)
 

@@ -50,7 +50,7 @@ class DraftSteps:
         if self._comparison is not None:
             self._comparison.check_drafts(step, drafts)
         if step.drafts:
-            own = drafts if partition is None else partition.drafts(drafts)
+            own = drafts if partition is None else partition.to_router(drafts)
             yield draft_serialization.encode_draft_output(own)
         if step.rows:
             self._runner.catch_up(step)
@@ -62,5 +62,5 @@ class DraftSteps:
                 self._comparison.check_ahead(step, ahead)
             ahead = replace(ahead, share=self._share())
             yield draft_serialization.encode_ahead_output(
-                ahead if partition is None else partition.ahead(ahead)
+                ahead if partition is None else partition.to_router(ahead)
             )

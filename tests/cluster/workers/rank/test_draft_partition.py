@@ -49,10 +49,10 @@ def test_answers_have_the_ids_of_the_router():
     partition = DraftPartition(1, 3, 5)
     step = partition.to_worker(step_of((4,), (0,)))
     [row], [ahead] = step.drafts, step.ahead
-    drafted = partition.drafts(DraftOutput(7, (DraftedRow(row.seq_id, (5,)),)))
+    drafted = partition.to_router(DraftOutput(7, (DraftedRow(row.seq_id, (5,)),)))
     assert drafted == DraftOutput(7, (DraftedRow(4, (5,)),))
     rows = (AheadDraft(ahead.seq_id, (Continuation(0, 5, (6,)),)),)
-    assert partition.ahead(AheadOutput(7, rows, share=0.5)).rows[0].seq_id == 4
+    assert partition.to_router(AheadOutput(7, rows, share=0.5)).rows[0].seq_id == 4
 
 
 @pytest.mark.parametrize("block", [-1, 5, 1.5, "1"])
