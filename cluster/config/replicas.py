@@ -84,9 +84,10 @@ class ReplicaConfig(ReceiptConfig):
         _ = self.objective  # raises
         speculation = self.speculative_config
         if self.slo and (speculation is None or speculation.chosen_policy != "goodput"):
-            limit = "left out unless speculative_config has the policy goodput: others do not "
-            limit += "measure the tokens per second by load, from which the number of replicas is "
-            limit += "computed"
+            limit = (
+                "left out unless speculative_config has the policy goodput: others do not measure "
+                "the tokens per second by load, from which the number of replicas is computed"
+            )
             raise InvalidValueError("slo", self.slo, limit)
         if self.max_replicas is None and self.min_replicas != 1:
             limit = "left out unless max_replicas is given; num_replicas sets a fixed number"

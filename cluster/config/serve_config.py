@@ -287,8 +287,8 @@ class ServeConfig(IngressConfig):
         if "synthetic" in speculation.allowed_verifiers:
             limit = (
                 "without synthetic unless allow_synthetic_acceptance is given: it accepts wrong "
+                "draft tokens, for measurements"
             )
-            limit += "draft tokens, for measurements"
             field = "speculative_config.allowed_verifiers"
             raise InvalidValueError(field, speculation.allowed_verifiers, limit)
 

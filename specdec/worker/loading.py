@@ -120,7 +120,9 @@ def _named_memory_errors(settings: str) -> Iterator[None]:
     except RuntimeError as error:
         cause = error.__cause__ if isinstance(error, GraphCaptureError) else error
         text = str(cause)
-        if not (isinstance(cause, torch.OutOfMemoryError) or any(map(text.count, _NO_MEMORY))):
+        if not (
+            isinstance(cause, torch.OutOfMemoryError) or any(each in text for each in _NO_MEMORY)
+        ):
             raise
         reason = str(error).replace(text, _END_OF_SENTENCE.split(text, maxsplit=1)[0])
         message = f"the GPU has too little memory to load: {reason}; lower {settings}"

@@ -66,9 +66,9 @@ class BoundedConnection(HttpToolsProtocol):
     _waiting_since_s: float | None = None
     """By the event loop's clock; None while a complete request is processed."""
     _is_refused = False
-    """Whether what arrives is no request, while responses are under way."""
+    """True once what arrives is no request: the responses before it are completed."""
     _is_lingering = False
-    """Whether what arrives belongs to a request whose response closes the connection."""
+    """True once what arrives belongs to a request whose response closes the connection."""
     _num_discarded = 0
     """Bytes that have arrived since either."""
     _receive_timer: asyncio.TimerHandle | None = None

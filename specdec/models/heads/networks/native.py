@@ -6,10 +6,11 @@ float32 for every weight format, and a pair's result is the same bits alone and 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.lora.updates import AdapterStore
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
+KernelT = TypeVar("KernelT", bound=HeadKernel)
 TorchHead = Eagle3Head | FusedHead
 _Layer = DecoderLayer | FirstLayer | UnnormalizedLayer
 
@@ -50,7 +52,7 @@ class NativeHeadState:
 
 
 class NativeKvHead:
-    """What the heads with attention have of their torch layers and kernels; see DraftHead."""
+    """The parts of a head with attention on native kernels, however it drafts; see DraftHead."""
 
     torch_head: KvHead
     _kernel: HeadKernel
@@ -91,6 +93,14 @@ class NativeKvHead:
         return self.torch_head.features(states, runs)
 
 
+def kernel_of(kind: type[KernelT], head: KvHead, struct: ctypes.Structure) -> KernelT:
+    """Return the kernels of a head. struct: its weights, which the caller owns."""
+    library = native_library()
+    assert library is not None, "the backend was selected without its library"
+    all_reduce = all_reduce_of(head.embed_tokens.group)
+    return kind(library, struct, head.attention.rotary.max_positions, all_reduce)
+
+
 class NativeHead(NativeKvHead):
     """One rank of a recurrent head on native kernels, a DraftHead."""
 
@@ -99,11 +109,7 @@ class NativeHead(NativeKvHead):
 
     def __init__(self, head: TorchHead) -> None:
         super().__init__(head)
-        library = native_library()
-        assert library is not None, "the backend was selected without its library"
-        all_reduce = all_reduce_of(head.embed_tokens.group)
-        max_positions = head.attention.rotary.max_positions
-        self._kernel = DraftHeadKernel(library, self._struct(head), max_positions, all_reduce)
+        self._kernel = kernel_of(DraftHeadKernel, head, self._struct(head))
 
     @cached_property
     def capabilities(self) -> HeadCapabilities:

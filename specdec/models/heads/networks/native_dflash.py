@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu import MatrixStruct, native_library
+from specdec.kernels.cpu import MatrixStruct
 from specdec.kernels.cpu.block_head import (
     MARKOV_KINDS,
     BlockHeadKernel,
@@ -27,12 +27,12 @@ from specdec.models.heads.networks.adapted import JoinedAdapters
 from specdec.models.heads.networks.base import FIRST_SLOT, HeadCapabilities
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.markov import MarkovHead
-from specdec.models.heads.networks.native import NativeKvHead
+from specdec.models.heads.networks.native import NativeKvHead, kernel_of
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mlp import MLP
 from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.lora.updates import AdapterStore
-from specdec.models.native_weights import all_reduce_of, embedding_struct, native_matrix
+from specdec.models.native_weights import embedding_struct, native_matrix
 from specdec.types.drafts.draft_tree import TokenTree, TreeSize
 
 
@@ -48,11 +48,7 @@ class NativeDFlashHead(NativeKvHead):
 
     def __init__(self, head: DFlashHead) -> None:
         super().__init__(head)
-        library = native_library()
-        assert library is not None, "the backend was selected without its library"
-        all_reduce = all_reduce_of(head.embed_tokens.group)
-        max_positions = head.attention.rotary.max_positions
-        self._kernel = BlockHeadKernel(library, self._struct(head), max_positions, all_reduce)
+        self._kernel = kernel_of(BlockHeadKernel, head, self._struct(head))
 
     @cached_property
     def capabilities(self) -> HeadCapabilities:

@@ -1,5 +1,5 @@
 # Modules: cluster.api.http.connection
-"""What connections accept as requests: other versions and protocols, and bytes that are no HTTP."""
+"""Connections that receive other versions and protocols, or bytes that are no HTTP."""
 
 import asyncio
 import json
