@@ -36,8 +36,8 @@ def plain(service):
 
 
 def metric(service, name):
-    """Return the sum of a counter's series."""
-    text = httpx.get(service.http_url + "/metrics", timeout=30).text
+    """Return the present sum of a counter's series."""
+    text = httpx.get(service.http_url + "/metrics/replica", timeout=30).text
     lines = [each for each in text.splitlines() if each.startswith(f"specdec:{name}")]
     return sum(float(each.rsplit(" ", 1)[1]) for each in lines)
 
@@ -72,3 +72,20 @@ def test_toggles_change_no_token(service, plain):
             time.sleep(0.3)
             admin.set_speculation(SpeculationChange(mode=("off", "on")[index % 2]))
         assert [each.result() for each in streams] == plain
+
+
+def test_nothing_is_drafted_ahead_after_a_toggle_to_off(service, plain):
+    name = "spec_decode_num_ahead_tokens_total"
+    with AdminClient(service.grpc_address) as admin, ThreadPoolExecutor(1) as pool:
+        has_started = threading.Semaphore(0)
+        toggled = pool.submit(STREAMS.run, service, 0, has_started)
+        assert has_started.acquire(timeout=120), "the stream did not begin"
+        admin.set_speculation(SpeculationChange(mode="off"))
+        try:
+            assert toggled.result() == plain[0]
+            before = metric(service, name)
+            assert before > 0
+            assert STREAMS.run_all(service, 2) == plain[:2]
+            assert metric(service, name) == before
+        finally:
+            admin.set_speculation(SpeculationChange(mode="on"))
