@@ -10,7 +10,7 @@ an acceptance, and a number of streams; each mode of drafting runs it:
 
 Policy goodput chooses the number of draft tokens in all of them. The last line printed is JSON.
 
-    python -m benchmarks.async_simulation [--quick] [--output FILE]
+    python -m benchmarks.async_simulation [--ratio 0.1 ...] [--output FILE]
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from benchmarks.async_results import MODES, Case, CaseResult, ModeResult
-from benchmarks.async_simulation_chart import chart
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.simulated_models import (
     SimulatedClock,
@@ -38,6 +36,7 @@ from benchmarks.simulated_models import (
 )
 from benchmarks.summary import Bar, at_least, print_bars
 from benchmarks.tiny_model import write_tiny_llama
+from cluster.cli.bench.charts import LineChart, draw_charts
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculation.methods import AsyncDrafting
 from specdec.config.speculation.speculative import SpeculativeConfig
@@ -53,6 +52,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.reports.stats import AheadCounts
 from specdec.types.sampling.sampling_params import SamplingParams
 
+MODES = ("none", "synchronous", "continuing", "outcomes", "auto")
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 ACCEPTANCES = (0.5, 0.65, 0.8, 0.9, 0.95)
 STREAMS = (1, 4, 16, 64)
@@ -68,6 +68,52 @@ _ASYNC: dict[str, AsyncDrafting] = {
 _NONE = AheadCounts()
 _BLOCK_SIZE = 64
 _MAX_MODEL_LEN = 1 << 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """Ratio of the draft model's pass to the target's, acceptance, and concurrent streams."""
+
+    ratio: float
+    acceptance: float
+    num_streams: int
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """Results of a mode in a case.
+
+    hit_rate: part of the rows with a draft that was made ahead. wasted: part of the tokens drafted
+        ahead that were not sent to the target. draft_use: part of the time in which the draft
+        model's device runs. num_waits: steps that waited for the draft model.
+    """
+
+    tokens_per_s: float
+    hit_rate: float = 0.0
+    wasted: float = 0.0
+    draft_use: float = 0.0
+    num_waits: int = 0
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case, by mode."""
+
+    case: Case
+    modes: dict[str, ModeResult]
+
+    def speed(self, mode: str) -> float:
+        """Return the tokens per second of a mode."""
+        return self.modes[mode].tokens_per_s
+
+    def over_synchronous(self, mode: str) -> float:
+        """Return the speed of a mode over that of synchronous drafting."""
+        return self.speed(mode) / self.speed("synchronous")
+
+    @property
+    def auto_share(self) -> float:
+        """Auto's speed over that of the best mode."""
+        return self.speed("auto") / max(self.speed(mode) for mode in MODES if mode != "auto")
 
 
 @dataclass(frozen=True)
@@ -223,6 +269,25 @@ def bars(results: Sequence[CaseResult]) -> tuple[Bar, ...]:
     return tuple(found)
 
 
+def charts(results: Sequence[CaseResult]) -> str:
+    """Return a chart for each number of streams: speed over synchronous, by ratio, as SVG."""
+    ratios = sorted({each.case.ratio for each in results})
+    speeds: dict[int, dict[str, list[float]]] = {}
+    for each in sorted(results, key=lambda each: each.case.ratio):
+        lines = speeds.setdefault(each.case.num_streams, {})
+        for mode in ("continuing", "outcomes"):
+            line = lines.setdefault(f"{mode}, acceptance {each.case.acceptance:g}", [])
+            line.append(each.over_synchronous(mode))
+    return draw_charts(
+        [
+            LineChart(
+                f"{count} stream{'s' * (count > 1)}: speed over synchronous", "ratio", ratios, lines
+            )
+            for count, lines in sorted(speeds.items())
+        ]
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a limit is missed."""
     options = _parser().parse_args(arguments)
@@ -240,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bars(results),
     )
     if options.output is not None:
-        write_text(options.output.with_suffix(".svg"), chart(results))
+        write_text(options.output.with_suffix(".svg"), charts(results))
     print_bars(report.bars)
     write_report(report, options.output)
     return 0 if all(each.is_met for each in report.bars) else 1

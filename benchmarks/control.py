@@ -22,7 +22,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from benchmarks.control_page import Result, SlotGain, page, plot
+from benchmarks.control_page import Result, SlotGain, charts, page
 from benchmarks.report_file import add_output, write_text
 from tests.specdec.speculation.policy.synthetic_service import (
     Clock,
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report |= {"results": [*map(asdict, results)], "slots_left_out": [*map(asdict, slots)]}
     write_text(options.output, json.dumps(report, indent=1) + "\n")
     write_text(options.output.with_suffix(".md"), page(results, slots))
-    write_text(options.output.with_suffix(".svg"), plot(results, MOST_REGRET))
+    write_text(options.output.with_suffix(".svg"), charts(results, MOST_REGRET))
     print(json.dumps({**worst, "num_cases": len(results)}))
     is_met = worst["regret"] <= MOST_REGRET and worst["off_share"] >= LEAST_OFF_SHARE
     return 0 if is_met and worst["slots"] >= LEAST_SLOT_GAIN else 1

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.etree import ElementTree
 
-from benchmarks import svg
 from benchmarks.report_file import markdown_table
-
-_WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_HEIGHT = 760, 300, 60, 40, 200  # pixels
-_LOW, _HIGH = 0.9, 1.02
-_COLOURS = {"gpu": "#4878a8", "small gpu": "#c06030", "cpu": "#508050"}
+from cluster.cli.bench.charts import LineChart, draw_charts
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def page(results: Sequence[Result], slots: Sequence[SlotGain]) -> str:
     return f"""# Goodput control against fixed draft lengths, simulated
 
 {_ABOUT}
-![auto against the best fixed number](control.svg)
+![regret of auto, by target and number of streams](control.svg)
 
 {regrets}
 
@@ -128,38 +123,24 @@ def _cell(result: Result) -> str:
     return f"{100 * result.regret:.1f} / {result.off_share:.2f} ({most_frequent})"
 
 
-def plot(results: Sequence[Result], most_regret: float) -> str:
-    """Return a scatter plot of auto's share of the best by number of streams, as SVG."""
+def charts(results: Sequence[Result], most_regret: float) -> str:
+    """Return a chart for each target of auto's regret by number of streams, as SVG.
+
+    most_regret: the aim, a line in each chart.
+    """
     streams = sorted({each.num_streams for each in results})
-    root = svg.drawing(_WIDTH, _HEIGHT, font_size=13)
-    svg.text(root, 12, 22, "auto / best fixed number of draft tokens, by streams")
-    for share, dash in ((1 - most_regret, "6 4"), (1.0, "")):
-        _line(root, _y(share), f"{share:.2f}", dash)
-    for place, size in enumerate(streams):
-        svg.text(root, _x(place, len(streams)) - 8, _TOP + _PLOT_HEIGHT + 24, str(size))
-    for each in results:
-        place = streams.index(each.num_streams)
-        offset = 9 * (list(_COLOURS).index(each.curve) - 1)
-        x, y = _x(place, len(streams)) + offset, _y(1 - each.regret)
-        svg.element(root, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=4, fill=_COLOURS[each.curve])
-    for index, (curve, colour) in enumerate(_COLOURS.items()):
-        left = _LEFT + 120 * index
-        svg.element(root, "circle", cx=left, cy=_HEIGHT - 18, r=4, fill=colour)
-        svg.text(root, left + 10, _HEIGHT - 14, curve)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _x(place: int, count: int) -> float:
-    return _LEFT + 40 + (_WIDTH - _LEFT - 80) * place / max(1, count - 1)
-
-
-def _y(share: float) -> float:
-    kept = min(_HIGH, max(_LOW, share))
-    return _TOP + _PLOT_HEIGHT * (_HIGH - kept) / (_HIGH - _LOW)
-
-
-def _line(root: ElementTree.Element, y: float, label: str, dash: str) -> None:
-    style = {"stroke_dasharray": dash} if dash else {}
-    ends = {"x1": _LEFT, "x2": _WIDTH - 20, "y1": f"{y:.1f}", "y2": f"{y:.1f}"}
-    svg.element(root, "line", **ends, stroke="#888", **style)
-    svg.text(root, 12, y + 4, label)
+    regrets: dict[str, dict[str, list[float]]] = {}
+    for each in sorted(results, key=lambda each: each.num_streams):
+        lines = regrets.setdefault(each.curve, {})
+        lines.setdefault(each.acceptance, []).append(100 * each.regret)
+    return draw_charts(
+        [
+            LineChart(
+                f"{curve}: regret of auto, % of the best fixed number",
+                "streams",
+                streams,
+                lines | {"aim": [100 * most_regret] * len(streams)},
+            )
+            for curve, lines in regrets.items()
+        ]
+    )

@@ -1,10 +1,22 @@
 """Tests of the simulation of asynchronous drafting, and of the engine's loop on its clock."""
 
+from itertools import product
+
 import pytest
 
 from benchmarks import async_simulation
-from benchmarks.async_simulation import MODES, TARGET_S, Case, Settings, Simulation, bars, measure
-from benchmarks.async_simulation_chart import chart
+from benchmarks.async_simulation import (
+    MODES,
+    TARGET_S,
+    Case,
+    CaseResult,
+    ModeResult,
+    Settings,
+    Simulation,
+    bars,
+    charts,
+    measure,
+)
 from benchmarks.simulated_models import (
     SimulatedClock,
     SimulatedDraftWorker,
@@ -162,7 +174,27 @@ def test_a_case_meets_its_limits(tiny_model_dir):
     result = measure(tiny_model_dir, Case(0.2, 0.8, 1), Settings(300, 500))
     assert set(result.modes) == set(MODES)
     assert all(each.is_met for each in bars([result]))
-    assert chart([result]).count("<polyline") == 4
+
+
+def case_result(ratio, acceptance, streams):
+    speeds = {0.1: (1, 2, 3, 4, 4), 0.2: (1, 2, 2, 3, 3)}[ratio]
+    modes = {mode: ModeResult(speed) for mode, speed in zip(MODES, speeds, strict=True)}
+    return CaseResult(Case(ratio, acceptance, streams), modes)
+
+
+def test_a_line_for_each_acceptance_shows_the_speed_over_synchronous(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(async_simulation, "draw_charts", drawn.extend)
+    charts([case_result(*each) for each in product((0.2, 0.1), (0.5, 0.8), (16, 1))])
+    assert [each.title.partition(":")[0] for each in drawn] == ["1 stream", "16 streams"]
+    for each in drawn:
+        assert each.x == [0.1, 0.2]
+        assert each.series == {
+            "continuing, acceptance 0.5": [1.5, 1.0],
+            "outcomes, acceptance 0.5": [2.0, 1.5],
+            "continuing, acceptance 0.8": [1.5, 1.0],
+            "outcomes, acceptance 0.8": [2.0, 1.5],
+        }
 
 
 def test_auto_recovers_from_a_first_second_of_unlucky_drafts(tiny_model_dir, monkeypatch):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import control
+from benchmarks import control, control_page
 from benchmarks.control import (
     ACCEPTANCE,
     CURVES,
@@ -17,6 +17,7 @@ from benchmarks.control import (
     measure,
     sequences_of,
 )
+from benchmarks.control_page import Result
 from tests.specdec.speculation.policy.synthetic_service import expected_accepted
 
 
@@ -91,4 +92,23 @@ def test_json_page_and_chart_are_written(tmp_path, monkeypatch, capsys):
     assert page.count("\n| cpu |") == len(ACCEPTANCE)
     gains = [f"| {each['gain']:.3f} |" for each in report["slots_left_out"]]
     assert [line[-9:] for line in page.splitlines() if line.startswith("| head, 0.3 ms")] == gains
-    assert path.with_suffix(".svg").read_text().count("<circle") == 2 * len(ACCEPTANCE) + 3
+    title, drawn = "cpu: regret of auto, % of the best fixed number", path.with_suffix(".svg")
+    lines = [f'id="{title}: {each}"' for each in (*ACCEPTANCE, "aim")]
+    assert [drawn.read_text().count(each) for each in lines] == [1] * len(lines)
+
+
+def test_the_charts_show_the_regret_and_its_aim(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(control_page, "draw_charts", drawn.extend)
+    results = [
+        Result(curve, "good", num_streams, (50.0, 100.0), speed, {1: 9}, 0)
+        for curve, speeds in (("gpu", (101.0, 97.5)), ("cpu", (100.0, 98.0)))
+        for num_streams, speed in zip((8, 1), speeds, strict=True)
+    ]
+    control_page.charts(results, 0.03)
+    assert [each.title.partition(":")[0] for each in drawn] == ["gpu", "cpu"]
+    assert [each.x for each in drawn] == [[1, 8]] * 2
+    series = [{"good": [2.5, -1.0], "aim": [3.0, 3.0]}, {"good": [2.0, 0.0], "aim": [3.0, 3.0]}]
+    assert [each.series for each in drawn] == [
+        {name: pytest.approx(y) for name, y in lines.items()} for lines in series
+    ]
