@@ -17,21 +17,14 @@ from tqdm import tqdm
 
 from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.prompts import BenchmarkPrompt
-from specdec.config.engine import EngineConfig
-from specdec.engine.engine import Engine
+from specdec import LLM, SamplingParams
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
-from specdec.sequences.sequence import EngineRequest
-from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling.sampling_params import SamplingParams
-from specdec.worker import LocalTarget, RankModel, load_target
 
 _BLOCK_SIZE = 16
-_NUM_BLOCKS = 1024
-_NUM_STREAMS = 16
 
 
 @dataclass(frozen=True)
@@ -88,25 +81,10 @@ def continuations(
     directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int
 ) -> list[tuple[int, ...]]:
     """Return fp32's greedy outputs, up to the end-of-sequence token or `max_tokens`."""
-    model = ModelConfig.from_directory(directory)
-    config = EngineConfig(
-        max_model_len=model.max_position_embeddings,
-        num_blocks=_NUM_BLOCKS,
-        block_size=_BLOCK_SIZE,
-        max_num_seqs=_NUM_STREAMS,
-    )
-    runner = load_target(RankModel(directory, "float32", config), TensorParallelGroup())
-    engine = Engine(config, model, LocalTarget(runner), Tokenizer(directory))
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    for index, prompt in enumerate(prompts):
-        engine.add(EngineRequest(prompt.token_ids, params, request_id=str(index), seed=0))
-    outputs: list[list[int]] = [[] for _ in prompts]
-    with tqdm(total=len(prompts), desc="target", leave=False) as progress:
-        while engine.has_work:
-            for output in engine.step():
-                outputs[int(output.request_id)].extend(output.token_ids)
-                progress.update(output.finish_reason is not None)
-    return [tuple(output) for output in outputs]
+    token_ids = [list(each.token_ids) for each in prompts]
+    with LLM(str(directory), dtype="float32", speculative_config=None) as llm:
+        return [tuple(each.outputs[0].token_ids) for each in llm.generate(token_ids, params)]
 
 
 class TextScorer:

@@ -114,10 +114,7 @@ class RecordedDraftModel:
 
 
 class Replay:
-    """Stepwise replay of recordings, with one proposer for all.
-
-    Draft lengths are adaptive if `config` enables it, starting with `num_draft_tokens`.
-    """
+    """Stepwise replay of recordings, with one proposer for all."""
 
     def __init__(
         self, config: SpeculativeConfig, num_draft_tokens: int, tokenizer: Tokenizer
@@ -127,7 +124,6 @@ class Replay:
         assert proposer is not None
         self._proposer = proposer
         self._num_draft_tokens = num_draft_tokens
-        self._rule = config.length_rule
         self._tokenizer = tokenizer
         self._num_sequences = 0
 
@@ -163,27 +159,15 @@ class Replay:
     def _step(self, seq: EngineSequence, recording: Recording, tally: Tally) -> None:
         coming = recording.output_token_ids[seq.num_output_tokens :]
         started_at = time.process_time()
-        length = min(self._length(seq), len(coming) - 1)
+        length = min(self._num_draft_tokens, len(coming) - 1)
         proposals = self._proposer.take([DraftRequest(seq, length)])
         tally.draft_seconds += time.process_time() - started_at
         draft = proposals[0].draft_token_ids if proposals else ()
         num_accepted = _num_equal(draft, coming)
         seq.token_ids += coming[: num_accepted + 1]
-        self._adapt_length(seq, len(draft), num_accepted)
         tally.num_steps += 1
         tally.num_tokens += num_accepted + 1
         tally.speculation = tally.speculation.after_draft(len(draft), num_accepted)
-
-    def _length(self, seq: EngineSequence) -> int:
-        """As the scheduler decides it."""
-        if self._rule is None:
-            return self._num_draft_tokens
-        seq.draft_length = self._rule.begin(seq.draft_length, self._num_draft_tokens)
-        return seq.draft_length.num_tokens
-
-    def _adapt_length(self, seq: EngineSequence, num_drafted: int, num_accepted: int) -> None:
-        if self._rule is not None and seq.draft_length is not None:
-            seq.draft_length = self._rule.after(seq.draft_length, num_drafted, num_accepted)
 
 
 def _num_equal(draft: Sequence[int], coming: Sequence[int]) -> int:

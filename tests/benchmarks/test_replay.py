@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.recordings import Recording, load, save
+from benchmarks.precisions import PRECISIONS
+from benchmarks.prompts import BenchmarkPrompt
+from benchmarks.recordings import Recording, TextScorer, load, record, save
 from benchmarks.replay import METHODS, Replay, replay_all, table
 from specdec.config.speculation.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
@@ -60,11 +62,17 @@ def test_recordings_are_read_as_written(tmp_path):
     assert load(tmp_path / "new" / "recordings.json") == recordings
 
 
-def test_replay_uses_adaptive_lengths_like_the_engine(tokenizer):
-    config = SpeculativeConfig.of("draft_model", adaptive_length=True)
-    tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
-    # Drafts of 3, 6 and 8 tokens, and the last of what is left.
-    assert (tally.num_steps, tally.num_tokens) == (5, 37)
+def test_recorded_answers_are_greedy(tiny_model_dir):
+    """The model itself would draft each of their tokens, and its int8 copy most of them."""
+    prompts = [BenchmarkPrompt("a", "some", (5, 6, 7, 5)), BenchmarkPrompt("b", "some", (9, 8))]
+    found = record(tiny_model_dir, prompts, 16)
+    assert [each.prompt_token_ids for each in found] == [each.token_ids for each in prompts]
+    target = TextScorer(tiny_model_dir, PRECISIONS["fp32"])
+    for each in found:
+        assert all(target.agrees(each.prompt_token_ids, each.output_token_ids))
+        assert len(each.draft_agrees) == len(each.output_token_ids) <= 16
+    agrees = [each for one in found for each in one.draft_agrees]
+    assert sum(agrees) > len(agrees) / 2
 
 
 def test_the_table_has_a_row_for_each_method(tokenizer):
