@@ -10,7 +10,8 @@ an acceptance, and a number of streams; each mode of drafting runs it:
 
 Policy goodput chooses the number of draft tokens in all of them. The last line printed is JSON.
 
-    python -m benchmarks.async_simulation [--ratio 0.1 ...] [--output FILE]
+    python -m benchmarks.async_simulation [--ratio 0.1 ...] [--acceptance 0.8 ...]
+        [--streams 1 ...] [--rank-exponent 1.5] [--output FILE]
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ def charts(results: Sequence[CaseResult]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a limit is missed."""
     options = _parser().parse_args(arguments)
-    settings = Settings(options.settling, options.measured, options.rank_exponent)
+    settings = Settings(rank_exponent=options.rank_exponent)
     cases = [Case(*each) for each in product(options.ratio, options.acceptance, options.streams)]
     with TemporaryDirectory() as directory:
         write_tiny_llama(Path(directory))
@@ -318,8 +319,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ratio", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--acceptance", type=float, nargs="+", default=ACCEPTANCES)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--settling", type=int, default=Settings.num_settling)
-    parser.add_argument("--measured", type=int, default=Settings.num_measured)
     parser.add_argument("--rank-exponent", type=float, default=Settings.rank_exponent)
     add_output(parser)
     return parser

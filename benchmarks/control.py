@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from statistics import mean
-from typing import get_args
 
 from tqdm import tqdm
 
@@ -194,13 +193,7 @@ def measure_all_slots(settings: Settings) -> list[SlotGain]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 where auto misses an aim in any case."""
     options = _parser().parse_args(arguments)
-    settings = Settings(
-        options.rounds,
-        options.learn_s,
-        round_s=options.round_s,
-        wrong_by=options.wrong_by,
-        wrong_part=options.wrong_part,
-    )
+    settings = Settings(options.rounds, options.learn_s, round_s=options.round_s)
     results = measure_all(settings)
     worst = {
         "regret": round(max(each.regret for each in results), 4),
@@ -224,15 +217,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=Settings.num_rounds)
     parser.add_argument("--round-s", type=float, default=Settings.round_s, help="simulated seconds")
-    parser.add_argument(
-        "--wrong-by",
-        type=float,
-        default=Settings.wrong_by,
-        help="factor of error in a part of the costs measured at start-up",
-    )
-    parser.add_argument(
-        "--wrong-part", choices=get_args(WrongPart), default=Settings.wrong_part, help="the part"
-    )
     parser.add_argument("--learn-s", type=float, default=Settings.learn_s, help="before measuring")
     add_output(parser, "control")
     return parser

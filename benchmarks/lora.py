@@ -10,7 +10,7 @@ that round). The last line printed is JSON.
 Each round runs all cases in a new random order, each after a step that is not timed. The model is
 loaded several times, since times depend on the place of weights in memory.
 
-    python -m benchmarks.lora [--threads 2] [--rounds 60] [--loads 3] [--seed 0] [--cpu-time]
+    python -m benchmarks.lora [--threads 2] [--rounds 60] [--loads 3] [--cpu-time]
         [--output FILE]
 
 Use --cpu-time with one thread on a shared machine to measure CPU time instead of wall time.
@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 from benchmarks.bystanders import CpuUsage
-from benchmarks.cpu_time import add_cpu_time, require_one_thread
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.random_adapters import write_adapter, write_eagle3_adapter
@@ -219,7 +218,7 @@ def bars(rows: Sequence[LoraRow]) -> tuple[Bar, ...]:
 def measure_loads(options: argparse.Namespace, directory: Path) -> list[LoraRow]:
     """Load the model several times, and return the medians over the rounds of all loads."""
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    order, rounds = random.Random(options.seed), -(-options.rounds // options.loads)
+    order, rounds = random.Random(0), -(-options.rounds // options.loads)
     timed: dict[str, dict[str, list[float]]] = {name: {} for name in _PRECISIONS}
     with TemporaryDirectory() as root, torch.inference_mode():
         config = ModelConfig.from_directory(directory)
@@ -274,11 +273,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60, help="over all loads")
     parser.add_argument("--loads", type=int, default=3, help="how often the model is loaded")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of cases and loads")
-    add_cpu_time(parser)
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     add_output(parser, "lora")
     options = parser.parse_args(arguments)
-    require_one_thread(parser, options)
+    if options.cpu_time and options.threads != 1:
+        parser.error("--cpu-time needs --threads 1")
     if not 1 <= options.loads <= options.rounds:
         parser.error("--loads must be at least 1 and at most --rounds")
     return options

@@ -190,8 +190,7 @@ def draft_config(async_drafting: AsyncDrafting) -> SpeculativeConfig:
 def head_config(head: str, directory: Path) -> SpeculativeConfig:
     """Write a head for the benchmarks' model below `directory`, and return its configuration."""
     target = ModelConfig.from_directory(resolve(MODEL))
-    kind = HEADS[head]
-    return SpeculativeConfig.of(kind.method, model=str(kind.write(directory / head, target)))
+    return SpeculativeConfig.of(head, model=str(HEADS[head](directory / head, target)))
 
 
 def _wait_for_draft_worker(admin: AdminClient) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +76,11 @@ def write_dspark(directory: Path, target: ModelConfig) -> Path:
     return _write(directory, config, tensors)
 
 
-def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Path:
-    """Write Medusa heads, each with its own output head of DRAFT_VOCAB, or with one for all."""
+def write_medusa(directory: Path, target: ModelConfig) -> Path:
+    """Write Medusa heads, each with its own output head of DRAFT_VOCAB."""
     size, heads = target.hidden_size, range(_NUM_MEDUSA_HEADS)
     shapes = {f"blocks.{head}.layers.0": (size, size) for head in heads}
-    own_heads = heads[:1] if is_shared else heads
-    shapes |= {f"lm_heads.{head}": (_draft_vocab(target), size) for head in own_heads}
+    shapes |= {f"lm_heads.{head}": (_draft_vocab(target), size) for head in heads}
     config = {
         "model_type": "medusa",
         "num_heads": len(heads),
@@ -95,21 +92,12 @@ def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Pa
     return _write(directory, config, _matrices(shapes) | {"token_map": _draft_tokens(target)})
 
 
-@dataclass(frozen=True)
-class RandomHead:
-    """A kind of head. method: that drafts with it. write: writes its checkpoint."""
-
-    method: str
-    write: Callable[[Path, ModelConfig], Path]
-
-
-HEADS: Mapping[str, RandomHead] = {
-    "eagle3": RandomHead("eagle3", write_eagle3),
-    "dspark": RandomHead("dspark", write_dspark),
-    "medusa": RandomHead("medusa", partial(write_medusa, is_shared=False)),
-    "medusa-shared": RandomHead("medusa", partial(write_medusa, is_shared=True)),
+HEADS: Mapping[str, Callable[[Path, ModelConfig], Path]] = {
+    "eagle3": write_eagle3,
+    "dspark": write_dspark,
+    "medusa": write_medusa,
 }
-"""All kinds, by name."""
+"""Functions that write a checkpoint, by the method that drafts with it."""
 
 
 def linear_shapes(config: ModelConfig, width: int) -> dict[str, tuple[int, int]]:

@@ -133,7 +133,7 @@ def _measure_head(
     """Measure drafts of _NUM_DRAFTS tokens; num_nodes: of trees of this depth, 0 for chains."""
     directory = context.directory / method
     if not directory.exists():
-        HEADS[method].write(directory, model)
+        HEADS[method](directory, model)
     runner, graphs = _runner_with_head(method, directory, decoder, model, context, num_nodes)
     result: Result = {"graphs": graphs, "ms_per_token": {}, "batches": {}}
     for batch in _BATCHES[:1] if context.is_small and num_nodes else _BATCHES:

@@ -199,7 +199,7 @@ def _speculation(case: Case, model: Path) -> dict[str, Any]:
         head = model.with_name(f"{model.name}-{case.head}")
         if not head.exists():
             torch.manual_seed(0)
-            HEADS[case.head].write(head, ModelConfig.from_directory(model))
+            HEADS[case.head](head, ModelConfig.from_directory(model))
         keys["model"] = str(head)
     elif case.speculation["method"] == "draft_model":
         keys["model"] = str(model)

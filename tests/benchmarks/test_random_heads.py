@@ -1,7 +1,5 @@
 """Random heads load as what they are meant to be."""
 
-import pytest
-
 from benchmarks.random_heads import DRAFT_VOCAB, write_dspark, write_eagle3, write_medusa
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
@@ -29,12 +27,10 @@ def test_random_eagle3(tmp_path):
     assert found.taps == (2, 3)  # of three defaults in 6 layers, two are equal
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_random_medusa(tmp_path, is_shared):
-    directory = write_medusa(tmp_path / "head", SIZES, is_shared=is_shared)
-    found = HeadConfig.from_directory(directory, SIZES)
+def test_random_medusa(tmp_path):
+    found = HeadConfig.from_directory(write_medusa(tmp_path / "head", SIZES), SIZES)
     assert (found.method, found.max_draft_tokens) == ("medusa", 5)
-    assert found.shape.lm_heads == ("shared" if is_shared else "own")
+    assert found.shape.lm_heads == "own"
     assert found.draft_vocab_size == DRAFT_VOCAB
 
 
