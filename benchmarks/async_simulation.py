@@ -27,7 +27,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.report_file import add_output, parse_options, write_report, write_text
 from benchmarks.simulated_models import (
     SimulatedClock,
     SimulatedDraftWorker,
@@ -291,7 +291,7 @@ def charts(results: Sequence[CaseResult]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a limit is missed."""
-    options = _parser().parse_args(arguments)
+    options = parse_options(_parser(), arguments)
     settings = Settings(rank_exponent=options.rank_exponent)
     cases = [Case(*each) for each in product(options.ratio, options.acceptance, options.streams)]
     with TemporaryDirectory() as directory:
@@ -299,12 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = tuple(
             measure(Path(directory), case, settings) for case in tqdm(cases, "cases", leave=False)
         )
-    report = Report(
-        command_line("benchmarks.async_simulation", arguments or sys.argv[1:]),
-        settings,
-        results,
-        bars(results),
-    )
+    report = Report(options.command, settings, results, bars(results))
     if options.output is not None:
         write_text(options.output.with_suffix(".svg"), charts(results))
     print_bars(report.bars)

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import add_prompts_option, by_suite, load_prompts
-from benchmarks.report_file import DOCS, add_output, command_line, write_report
+from benchmarks.report_file import DOCS, add_output, parse_options, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
@@ -133,15 +133,14 @@ def measure(config: ServeConfig, options: argparse.Namespace) -> Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parse(given)
+    options = parse(arguments)
     config = with_fastest_drafter(configured(options), print_progress)
     assert config.speculative_config is not None
     chosen = config.speculative_config.to_mapping()
     measured = measure(config, options)
     names = {name.rpartition(", ")[0] for name in measured}
     report = DefaultDrafterReport(
-        command=command_line("benchmarks.default_drafter", given),
+        command=options.command,
         machine=describe_machine(),
         model=MODEL,
         quantization=options.quantization,
@@ -167,7 +166,7 @@ def configured(options: argparse.Namespace) -> ServeConfig:
     return replace(config, speculative_config=speculation)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; a quantization has a separate report."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.default_drafter", description="Measure the default drafter of the service."
@@ -179,7 +178,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_prompts_option(parser)
     add_round_options(parser, 8)
     add_output(parser, "default-drafter")
-    options = parser.parse_args(arguments)
+    options = parse_options(parser, arguments)
     if options.quantization != "none" and options.output == parser.get_default("output"):
         options.output = DOCS / f"default-drafter-{options.quantization}.json"
     return options

@@ -23,7 +23,7 @@ from benchmarks.contenders import EngineContender, EngineSettings, ServiceConten
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, make_method
 from benchmarks.prompts import add_prompts_option, load_prompts
-from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.report_file import add_output, parse_options, write_report, write_text
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.summary import summarize
@@ -153,11 +153,10 @@ def charts(report: LoadReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return exit status 0."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
+    options = parse_options(_parser(), arguments)
     cases, measured = measure(options)
     report = LoadReport(
-        command=command_line("benchmarks.load", given),
+        command=options.command,
         machine=describe_machine(),
         model=MODEL,
         quantization=options.quantization,

@@ -37,7 +37,7 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.precisions import PRECISIONS, Precision
 from benchmarks.random_adapters import write_adapter, write_eagle3_adapter
 from benchmarks.random_heads import write_eagle3
-from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.report_file import add_output, parse_options, write_report
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
@@ -245,15 +245,14 @@ def print_table(rows: Sequence[LoraRow]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table, the bars and one line of JSON; return exit status 0."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _options(given)
+    options = _options(arguments)
     torch.set_num_threads(options.threads)
     before = CpuUsage.now()
     rows = measure_loads(options, resolve(MODEL, progress=print_progress))
     print_table(rows)
     print_bars(bars(rows))
     report = Report(
-        command_line("benchmarks.lora", given),
+        options.command,
         describe_machine(),
         MODEL,
         options.threads,
@@ -266,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks.lora", description="Measure LoRA adapters beside their model."
     )
@@ -275,7 +274,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--loads", type=int, default=3, help="how often the model is loaded")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     add_output(parser, "lora")
-    options = parser.parse_args(arguments)
+    options = parse_options(parser, arguments)
     if options.cpu_time and options.threads != 1:
         parser.error("--cpu-time needs --threads 1")
     if not 1 <= options.loads <= options.rounds:

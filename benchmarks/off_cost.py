@@ -29,7 +29,7 @@ from benchmarks.contenders import ServiceContender
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
 from benchmarks.random_heads import HEADS
-from benchmarks.report_file import DOCS, add_output, command_line, write_report
+from benchmarks.report_file import DOCS, add_output, parse_options, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
@@ -204,14 +204,13 @@ def _wait_for_draft_worker(admin: AdminClient) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parse(given)
+    options = parse(arguments)
     known = load_prompts(options.prompts, Tokenizer(resolve(MODEL)))
     cases = make_cases(of_similar_length(known, _MOST_PROMPTS), options.max_tokens)
     measured = measure(cases, options)
     found = shares(measured)
     report = OffReport(
-        command=command_line("benchmarks.off_cost", given),
+        command=options.command,
         machine=describe_machine(),
         model=MODEL,
         head=options.head,
@@ -228,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; a head and drafts ahead have separate reports."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
@@ -246,7 +245,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
     add_output(parser, "off-cost")
-    options = parser.parse_args(arguments)
+    options = parse_options(parser, arguments)
     if options.head is not None and options.output == parser.get_default("output"):
         options.output = DOCS / f"off-cost-{options.head}.json"
     elif options.async_drafting != "off" and options.output == parser.get_default("output"):

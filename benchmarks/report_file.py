@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +17,18 @@ if TYPE_CHECKING:
 DOCS = Path("docs/benchmarks")
 
 
-def command_line(module: str, arguments: Sequence[str]) -> str:
-    """Return the shell command that repeats a run."""
-    return shlex.join(["python", "-m", module, *arguments])
+def parse_options(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Return the options, with the shell command that repeats the run as `command`.
+
+    parser: named as the module. arguments: those of the process by default.
+    """
+    assert parser.prog.startswith("benchmarks."), parser.prog
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(given)
+    options.command = shlex.join(["python", "-m", parser.prog, *given])
+    return options
 
 
 def write_report(report: DataclassInstance | Mapping[str, Any], path: Path | None) -> None:

@@ -19,7 +19,7 @@ from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
 from benchmarks.prompts import add_prompts_option, by_suite, load_prompts
-from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.report_file import add_output, parse_options, write_report, write_text
 from benchmarks.rounds import Case, add_round_options, measure_rounds, warm_up
 from benchmarks.summary import (
     Comparison,
@@ -106,9 +106,8 @@ def chart(report: SingleStreamReport) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
-    report = measure(options, command_line("benchmarks.single_stream", given))
+    options = parse_options(_parser(), arguments)
+    report = measure(options)
     print_rows(report.rows)
     print_ratios(report.ratios)
     for name, count in report.num_other_outputs.items():
@@ -120,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
+def measure(options: argparse.Namespace) -> SingleStreamReport:
     """Load the model in its own process, and measure in rounds."""
     directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
@@ -143,7 +142,7 @@ def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
         warm_up(contenders, cases)
         measured = measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
     return SingleStreamReport(
-        command=command,
+        command=options.command,
         machine=describe_machine(),
         model=MODEL,
         settings=settings,

@@ -38,7 +38,7 @@ from benchmarks.prompts import (
     load_prompts,
     of_similar_length,
 )
-from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.report_file import add_output, parse_options, write_report, write_text
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
@@ -116,9 +116,8 @@ def enter_ours(stack: ExitStack, directory: Path) -> dict[str, Contender]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a peer is missing, whatever the figures."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
-    report = measure(options, command_line("benchmarks.peers", given))
+    options = parse_options(_parser(), arguments)
+    report = measure(options)
     print_rows(report.rows)
     print_ratios(report.ratios)
     missing = [each for each in report.peers if each.missing]
@@ -130,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if missing else 0
 
 
-def measure(options: argparse.Namespace, command: str) -> PeersReport:
+def measure(options: argparse.Namespace) -> PeersReport:
     """Load all contenders, and measure in rounds."""
     directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
@@ -149,7 +148,7 @@ def measure(options: argparse.Namespace, command: str) -> PeersReport:
             cases += make_cases(name, OURS[name], MANY, prompts, options)
         measured = _in_rounds({**loaded, **ours}, cases, options)
     return PeersReport(
-        command=command,
+        command=options.command,
         machine=describe_machine(),
         model=MODEL,
         num_rounds=options.rounds,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from benchmarks.machine import Machine, describe_machine
-from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.report_file import add_output, parse_options, write_report, write_text
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.service_cpu.cpu import REFERENCE_LOOP_US, ServiceThreads, loop_us
 from benchmarks.service_cpu.device import (
@@ -160,7 +159,7 @@ def _chosen_load(text: str) -> tuple[Api, int]:
 _chosen_load.__name__ = "load (API:STREAMS)"  # of argparse's message
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmarks.service_cpu", description=__doc__)
     everything = list(product(get_args(Api), STREAMS))
     parser.add_argument("--loads", type=_chosen_load, nargs="+", default=everything)
@@ -169,10 +168,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of each load (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one repetition, half of the requests")
     add_output(parser, "service-cpu")
-    return parser.parse_args(arguments)
+    return parse_options(parser, arguments)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write the report and its page."""
     options = _options(arguments)
     repeats, rounds = (1, 1) if options.quick else (options.repeats, 2)
@@ -182,12 +181,13 @@ def main(arguments: Sequence[str]) -> None:
         for target in options.target
         for row in measure_target(target, TARGETS[target], loads, repeats, options.frontends)
     ]
-    command = command_line("benchmarks.service_cpu", arguments)
-    report = Report(command, describe_machine(), repeats, REFERENCE_LOOP_US, TARGETS, tuple(rows))
+    report = Report(
+        options.command, describe_machine(), repeats, REFERENCE_LOOP_US, TARGETS, tuple(rows)
+    )
     write_report(report, options.output)
     if options.output is not None:
-        write_text(options.output.with_suffix(".md"), page(command, repeats, rows))
+        write_text(options.output.with_suffix(".md"), page(options.command, repeats, rows))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
