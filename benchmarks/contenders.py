@@ -69,12 +69,6 @@ class StepProfile:
     input_ms: float  # building the model's input and updating sequence states
     engine_ms: float  # scheduling, drafting, committing, detokenizing
 
-    @property
-    def outside_forward(self) -> float:
-        """Share of a step that is spent outside the model's layers and logits."""
-        outside = self.sampling_ms + self.input_ms + self.engine_ms
-        return outside / (outside + self.model_ms + self.logits_ms)
-
 
 class EngineContender:
     """`specdec.engine.engine.Engine` with the model in the same process; one engine per method.

@@ -1,8 +1,10 @@
 """Contenders of this project on the tiny model."""
 
+from dataclasses import asdict
+
 import pytest
 
-from benchmarks.contenders import EngineContender, EngineSettings, StepProfile
+from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.methods import METHODS, make_method
 from benchmarks.workloads import NO_METHOD, Workload
 
@@ -42,15 +44,20 @@ def test_drafts_yield_several_tokens_per_message(contender):
     assert draft_model.mean_acceptance_length > 1
 
 
-def test_the_parts_of_a_profile_add_up_to_the_step(contender):
-    profile = contender.profile(Workload(PROMPTS, 6))
-    assert profile.num_streams == 3
-    assert 0 < profile.outside_forward < 1
+def test_the_parts_of_a_profile_add_up_to_the_step(contender, monkeypatch):
+    measure, seconds = contender.measure, []
 
+    def noted(workload):
+        measured = measure(workload)
+        seconds.append(measured.seconds)
+        return measured
 
-def test_share_outside_the_forward_pass():
-    profile = StepProfile(1, 10, 8.0, 1.0, 0.5, 0.25, 0.25)
-    assert profile.outside_forward == pytest.approx(0.1)
+    monkeypatch.setattr(contender, "measure", noted)
+    profile = asdict(contender.profile(Workload(PROMPTS, 6)))
+    num_steps = profile.pop("num_steps")
+    assert (profile.pop("num_streams"), num_steps) == (3, 6)
+    assert min(profile.values()) > 0
+    assert sum(profile.values()) * num_steps == pytest.approx(1000 * seconds[0])
 
 
 def test_only_automatic_control_has_a_policy(contender):
