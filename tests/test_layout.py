@@ -18,6 +18,7 @@ MAX_ENTRIES = {"specdec": 15, "cluster": 12}
 MAX_ENTRIES_BELOW = 20
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 40
+MAX_BENCHMARK_LINES = 12_000
 GPU_KERNELS = ("specdec/kernels/triton/device/", "tools/gpu_kernels/")
 LONG_FUNCTIONS = {  # at most 5
     "cluster/workers/groups/worker_group.py:__init__",
@@ -153,6 +154,13 @@ def test_no_file_is_long():
         str(path): (ROOT / path).read_text().count("\n") for path in tracked("*.py", "*.cpp", "*.h")
     }
     assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def test_benchmarks_have_few_lines():
+    """A measurement that has served its decision goes; its figure stays in the ADR."""
+    sources = tracked("benchmarks/*.py")
+    lengths = [(ROOT / path).read_text().count("\n") for path in sources]
+    assert sum(lengths) <= MAX_BENCHMARK_LINES
 
 
 def test_no_function_is_long():
