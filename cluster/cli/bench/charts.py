@@ -89,7 +89,8 @@ def draw_charts(charts: Sequence[LineChart | BarChart]) -> str:
             axes = figure.add_subplot(len(charts), 1, row)
             chart.draw(axes)
             axes.set_title(chart.title, loc="left", fontsize="medium")
-            axes.set_ylim(bottom=0)
+            if axes.dataLim.y0 >= 0:
+                axes.set_ylim(bottom=0)
             axes.grid(axis="y", alpha=0.4)
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         svg = StringIO()

@@ -29,6 +29,12 @@ def test_charts_stand_below_each_other_and_axes_begin_at_zero():
     assert found.count("0.0") + found.count("0") == 2
 
 
+def test_an_axis_begins_below_the_least_value_if_that_is_negative():
+    found = texts(draw_charts([LineChart("t", "x", [1, 2], {"a": [-1.0, 3.0]})]))
+    assert "\N{MINUS SIGN}1.0" in found
+    assert "0.0" in found
+
+
 def test_a_value_stands_on_the_only_bar_of_a_group():
     found = texts(draw_charts([BarChart("u", {"one": {"a": 1.25}, "two": {"a": 3.0}})]))
     assert {"1.2", "3.0", "one", "two"} <= set(found)
