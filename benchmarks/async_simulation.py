@@ -300,10 +300,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measure(Path(directory), case, settings) for case in tqdm(cases, "cases", leave=False)
         )
     report = Report(options.command, settings, results, bars(results))
-    if options.output is not None:
-        write_text(options.output.with_suffix(".svg"), charts(results))
     print_bars(report.bars)
     write_report(report, options.output)
+    if options.output is not None:
+        write_text(options.output.with_suffix(".svg"), charts(results))
     return 0 if all(each.is_met for each in report.bars) else 1
 
 

@@ -205,8 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report |= {"results": [*map(asdict, results)], "slots_left_out": [*map(asdict, slots)]}
     write_text(options.output, json.dumps(report, indent=1) + "\n")
     write_text(options.output.with_suffix(".md"), page(results, slots))
-    write_text(options.output.with_suffix(".svg"), charts(results, MOST_REGRET))
     print(json.dumps({**worst, "num_cases": len(results)}))
+    write_text(options.output.with_suffix(".svg"), charts(results, MOST_REGRET))
     is_met = worst["regret"] <= MOST_REGRET and worst["off_share"] >= LEAST_OFF_SHARE
     return 0 if is_met and worst["slots"] >= LEAST_SLOT_GAIN else 1
 

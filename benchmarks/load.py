@@ -172,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"gap {row.gap.p50_ms:6.1f} ms (p95 {row.gap.p95_ms:.1f}), "
             f"other processes {row.others_percent:.0f} %"
         )
-    write_text(options.output.with_suffix(".svg"), charts(report))
     write_report(report, options.output)
+    write_text(options.output.with_suffix(".svg"), charts(report))
     return 0
 
 

@@ -113,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, count in report.num_other_outputs.items():
         if count:
             print(f"{name}: {count} outputs differ from those without speculation")
+    write_report(report, options.output)
     if report.ratios:
         write_text(options.output.with_suffix(".svg"), chart(report))
-    write_report(report, options.output)
     return 0
 
 

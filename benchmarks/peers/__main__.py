@@ -123,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [each for each in report.peers if each.missing]
     for each in missing:
         print(f"MISSING {each.name}: {each.missing}")
-    write_text(options.output.with_suffix(".svg"), chart(report, options.suites))
     write_text(options.output.with_suffix(".md"), markdown(report, options.suites, SETTINGS))
     write_report(report, options.output)
+    write_text(options.output.with_suffix(".svg"), chart(report, options.suites))
     return 1 if missing else 0
 
 

@@ -1,5 +1,6 @@
 """Tests of the simulation of asynchronous drafting, and of the engine's loop on its clock."""
 
+import json
 from itertools import product
 
 import pytest
@@ -195,6 +196,18 @@ def test_a_line_for_each_acceptance_shows_the_speed_over_synchronous(monkeypatch
             "continuing, acceptance 0.8": [1.5, 1.0],
             "outcomes, acceptance 0.8": [2.0, 1.5],
         }
+
+
+def test_the_report_is_written_even_if_nothing_can_draw_the_chart(tmp_path, monkeypatch):
+    def draw_charts(charts):
+        raise ModuleNotFoundError
+
+    monkeypatch.setattr(async_simulation, "draw_charts", draw_charts)
+    monkeypatch.setattr(async_simulation, "measure", lambda *_: case_result(0.1, 0.8, 1))
+    path = tmp_path / "report.json"
+    with pytest.raises(ModuleNotFoundError):
+        async_simulation.main(["--ratio", "0.1", "--streams", "1", "--output", str(path)])
+    assert json.loads(path.read_text())["results"][0]["case"]["ratio"] == 0.1
 
 
 def test_auto_recovers_from_a_first_second_of_unlucky_drafts(tiny_model_dir, monkeypatch):

@@ -1,5 +1,7 @@
 """Latencies and cases of the load benchmark."""
 
+import json
+
 import pytest
 
 from benchmarks import load
@@ -13,6 +15,18 @@ def test_latencies_of_a_load():
     assert row.first_token.p50_ms == pytest.approx(200)
     assert row.gap.p95_ms == pytest.approx(100)
     assert load.latency([]).p99_ms == 0
+
+
+def test_the_report_is_written_even_if_nothing_can_draw_the_charts(tmp_path, monkeypatch):
+    def draw_charts(charts):
+        raise ModuleNotFoundError
+
+    monkeypatch.setattr(load, "draw_charts", draw_charts)
+    monkeypatch.setattr(load, "measure", lambda options: ({}, {}))
+    path = tmp_path / "report.json"
+    with pytest.raises(ModuleNotFoundError):
+        load.main(["--rounds", "2", "--output", str(path)])
+    assert json.loads(path.read_text())["num_rounds"] == 2
 
 
 def test_a_load_runs_more_requests_than_are_open():
