@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.codec.message import MessageCodec, enum_converter
-from specdec.client.codec.receipts import decode_receipt, encode_receipt
+from specdec.client.codec.receipts import RECEIPT
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import (
     Choice,
@@ -57,7 +57,7 @@ def encode_chunk(
         logprobs=_encode_logprobs([output.logprobs], spell),
         prompt_logprobs=_encode_logprobs([output.prompt_logprobs], spell),
         usage=_encode_usage(output) if output.is_last else None,
-        receipt=None if output.receipt is None else encode_receipt(output.receipt),
+        receipt=None if output.receipt is None else RECEIPT.encode(output.receipt),
         **_encode_end(output),
     )
 
@@ -77,7 +77,7 @@ def decode_chunk(message: pb.GenerateStreamResponse) -> StreamChunk:
         stop_reason=_decode_stop_reason(message),
         logprobs=_decode_logprobs(message, "logprobs"),
         prompt_logprobs=_decode_logprobs(message, "prompt_logprobs"),
-        receipt=decode_receipt(message.receipt) if message.HasField("receipt") else None,
+        receipt=RECEIPT.decode(message.receipt) if message.HasField("receipt") else None,
     )
 
 
@@ -97,7 +97,7 @@ def encode_completion(
         ],
         prompt_logprobs=_encode_logprobs([output.prompt_logprobs for output in outputs], spell),
         usage=_encode_usage(last),
-        receipt=None if last.receipt is None else encode_receipt(last.receipt),
+        receipt=None if last.receipt is None else RECEIPT.encode(last.receipt),
     )
 
 
@@ -109,7 +109,7 @@ def decode_completion(message: pb.GenerateResponse) -> Completion:
         seed=message.seed,
         usage=_decode_usage(message.usage),
         prompt_logprobs=_decode_logprobs(message, "prompt_logprobs"),
-        receipt=decode_receipt(message.receipt) if message.HasField("receipt") else None,
+        receipt=RECEIPT.decode(message.receipt) if message.HasField("receipt") else None,
     )
 
 

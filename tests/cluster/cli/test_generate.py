@@ -8,7 +8,7 @@ import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import resumption
-from specdec.client.codec.receipts import encode_receipt
+from specdec.client.codec.receipts import RECEIPT
 from specdec.types.reports.receipts import Opening, Receipt
 from tests.cluster.cli.conftest import fails_with, run_cli
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES
@@ -277,7 +277,7 @@ def receipt(service):
     receipt = Receipt('{"seed":42}', "aa", "bb", Opening("00", (1,), ((5, 6, 7),)))
     *others, last = CHUNKS
     last = pb.GenerateStreamResponse.FromString(last.SerializeToString())
-    last.receipt.CopyFrom(encode_receipt(receipt))
+    last.receipt.CopyFrom(RECEIPT.encode(receipt))
     service.chunks = (*others, last)
     return receipt
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AuditPage, ProfileReport, ReplicaStatus, TokenizedInput
-from specdec.client.codec import admin, inference
+from specdec.client.codec import admin, inference, receipts
 from specdec.client.codec.message import MessageCodec, Options, enum_converter
 from specdec.types.errors import InvalidValueError
 from specdec.types.reports.stats import Counts
@@ -97,6 +97,7 @@ def test_a_round_trip(codec, kind, data):
         (inference.REQUEST, {"sampling", "speculation"}),
         (inference.SAMPLING, set()),
         (inference.SPECULATION, set()),
+        (receipts.RECEIPT, set()),
     ],
     ids=lambda value: value.message_type.__name__ if isinstance(value, MessageCodec) else "",
 )
