@@ -19,6 +19,7 @@ from specdec.llm import LLM, Counter, RequestOutput, TokensPrompt
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.data.prompts import PromptRecord
 from specdec.types.errors import ContextLengthError, InvalidValueError
+from specdec.types.reports.additive import Additive
 from specdec.types.request import ChatMessage
 from specdec.types.sampling.sampling_params import SamplingParams
 from specdec.types.validation import require_range
@@ -52,23 +53,11 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class PositionCounts:
+class PositionCounts(Additive):
     """Verified and accepted draft tokens by their position in the draft, from 0."""
 
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
-
-    def plus(self, other: PositionCounts) -> PositionCounts:
-        """Return the sum of both."""
-        return PositionCounts(
-            _sums(self.drafted, other.drafted), _sums(self.accepted, other.accepted)
-        )
-
-    def minus(self, before: PositionCounts) -> PositionCounts:
-        """Return what was counted after `before`."""
-        return self.plus(
-            PositionCounts(tuple(-n for n in before.drafted), tuple(-n for n in before.accepted))
-        )
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -91,10 +80,6 @@ class PositionCounts:
         """Accepted per drafted token; 0 without drafts."""
         num_drafted = sum(self.drafted)
         return sum(self.accepted) / num_drafted if num_drafted else 0.0
-
-
-def _sums(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
 
 
 @dataclass(frozen=True)
@@ -150,9 +135,7 @@ class SuiteResult:
     @classmethod
     def of(cls, suite: str, temperature: float, answers: Sequence[Answer]) -> SuiteResult:
         """Combine the answers to the suite's prompts."""
-        positions = PositionCounts()
-        for each in answers:
-            positions = positions.plus(each.positions)
+        positions = PositionCounts.sum(each.positions for each in answers)
         timed = [
             (each.tokens_per_s, each.baseline_tokens_per_s)
             for each in answers
