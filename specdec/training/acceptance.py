@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from specdec.training.data.batches import Batch
+from specdec.types.reports.additive import Additive
 
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Counts of drafts and steps; add two with `+`.
+class Acceptance(Additive):
+    """Counts of drafts and steps.
 
     num_steps: of the target. num_accepted: draft tokens in these steps.
     num_right: for each place in a draft, bases up to whose draft token all are right, of
@@ -48,19 +49,6 @@ class Acceptance:
         """Probability that all drafts up to each place are right."""
         pairs = zip(self.num_right, self.num_bases, strict=True)
         return tuple(right / max(1, count) for right, count in pairs)
-
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.num_steps + other.num_steps,
-            self.num_accepted + other.num_accepted,
-            tuple(map(sum, zip(self.num_right, other.num_right, strict=True))),
-            tuple(map(sum, zip(self.num_bases, other.num_bases, strict=True))),
-        )
-
-    @classmethod
-    def none(cls, depth: int) -> Acceptance:
-        """Return the counts of no steps."""
-        return cls(0, 0, (0,) * depth, (0,) * depth)
 
     @classmethod
     def by_sample(cls, batch: Batch, drafts: Tensor) -> list[Acceptance]:

@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Evaluation:
     @property
     def mean_length(self) -> float:
         """Acceptance length of all steps: each sample counts, whatever its temperature."""
-        return reduce(add, self.acceptance.values()).mean_length
+        return Acceptance.sum(self.acceptance.values()).mean_length
 
     def as_json(self) -> dict[str, Any]:
         """Return acceptance lengths, and acceptance by position, by temperature."""
@@ -222,19 +222,19 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Return the acceptance on the held-out samples."""
-        device = self._target.device
+        device, depth = self._target.device, self._config.depth
         generator = torch.Generator(device).manual_seed(self._config.seed)
-        none = Acceptance.none(self._config.depth)
-        found, by_sample = dict[float, Acceptance](), list[Acceptance]()
+        found = dict[float, list[Acceptance]]()  # the samples are sorted by temperature
         for samples in self._held_out_batches:
             batch = Batch.of(samples)
             hidden = self._target.hidden_states(batch, self.drafter.taps)
             on_device = batch.to(device)
             drafts = self._objective.drafts(self.drafter, on_device, hidden, generator)
-            own, temperature = Acceptance.by_sample(on_device, drafts), samples[0].temperature
-            found[temperature] = reduce(add, own, found.get(temperature, none))
-            by_sample += own
-        return Evaluation(self.step, dict(sorted(found.items())), by_sample)
+            assert len(drafts) == depth, f"the drafter drafted {len(drafts)} tokens (depth {depth})"
+            own = Acceptance.by_sample(on_device, drafts)
+            found.setdefault(samples[0].temperature, []).extend(own)
+        sums = {temperature: Acceptance.sum(each) for temperature, each in found.items()}
+        return Evaluation(self.step, sums, list(chain.from_iterable(found.values())))
 
     @cached_property
     def _held_out_batches(self) -> list[list[Sample]]:

@@ -37,8 +37,8 @@ def test_counts_of_samples_add_up():
     drafts = torch.tensor([[2, 3, 0, 5, 6]])
     one, two = Acceptance.by_sample(Batch.of([TEXT] * 2), drafts.repeat(1, 2))
     assert one == two
-    assert one + two == Acceptance(2 * one.num_steps, 2 * one.num_accepted, (8,), (10,))
-    assert Acceptance.none(1) + one == one
+    both = Acceptance(2 * one.num_steps, 2 * one.num_accepted, (8,), (10,))
+    assert Acceptance.sum([one, two]) == both
 
 
 @pytest.mark.parametrize(

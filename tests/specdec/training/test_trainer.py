@@ -54,6 +54,13 @@ def data(target, samples):
     return Data([each for each in samples if each not in held_out], held_out, token_ids, {})
 
 
+def test_drafts_of_another_depth_are_not_counted(target, data, tmp_path, monkeypatch):
+    trainer = Trainer(CONFIG, target, data, tmp_path)
+    monkeypatch.setattr(trainer._objective, "drafts", lambda *_: torch.zeros(2, 500))
+    with pytest.raises(AssertionError, match=r"^the drafter drafted 2 tokens \(depth 3\)"):
+        trainer.evaluate()
+
+
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
 def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
     config = dataclasses.replace(CONFIG, method=method, **OWN.get(method, {}))
