@@ -7,7 +7,6 @@ replace draft tokens that do not occur in them. Samples are in memory only; file
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from specdec.training.acceptance import is_longer
 from specdec.training.data.config import TrainingConfig
-from specdec.training.data.corpus import Sample
+from specdec.training.data.corpus import DRAW_LIMIT, Sample
 from specdec.training.data.draft_vocabulary import ReducedVocabulary, special_tokens, token_counts
 from specdec.training.data.target_cache import CachedTarget
 from specdec.training.trainer import Data, Evaluation, Progress, Trainer
@@ -146,24 +145,12 @@ def split(
     set of few prompts: of two or more at least one is on each side, and a single one is not held
     out.
     """
-    draws = {prompt: _draw(prompt, seed) for prompt in map(_prompt, samples)}
+    draws = {each.prompt: each.draw(seed) for each in samples}
     limit = 0.0
     if len(draws) > 1:
         lowest, *_, highest = sorted(draws.values())
-        limit = min(max(held_out * 2**64, lowest + 1), highest)
+        limit = min(max(held_out * DRAW_LIMIT, lowest + 1), highest)
     sides: tuple[list[Sample], list[Sample]] = [], []
     for each in samples:
-        sides[draws[_prompt(each)] < limit].append(each)
+        sides[draws[each.prompt] < limit].append(each)
     return sides
-
-
-def _prompt(sample: Sample) -> tuple[int, ...]:
-    return sample.token_ids[: sample.num_prompt_tokens]
-
-
-def _draw(prompt: tuple[int, ...], seed: int) -> int:
-    """Return a number from 0 to 2**64 - 1."""
-    key = seed.to_bytes(8, "little")
-    content = np.array(prompt, np.int32).tobytes()
-    digest = hashlib.blake2b(content, digest_size=8, person=b"split", salt=key).digest()
-    return int.from_bytes(digest, "little")

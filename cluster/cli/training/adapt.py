@@ -183,8 +183,8 @@ class SampleSource:
                 if len(each.token_ids) <= self._longest
             )
             is_more = any(batch.num_left_tokens for batch in batches)
-        has_two_prompts = len({each.token_ids[: each.num_prompt_tokens] for each in self._samples})
-        return self.num_new_tokens >= self._min_tokens and has_two_prompts > 1
+        num_prompts = len({each.prompt for each in self._samples})
+        return self.num_new_tokens >= self._min_tokens and num_prompts > 1
 
     def _add(self, samples: Iterable[Sample]) -> None:
         for each in samples:

@@ -32,7 +32,7 @@ from specdec.types.errors import InvalidValueError, SpecdecError
 
 _INFO, _LOCK = "corpus.json", ".writer.lock"
 _FORMAT = 1
-_HASH_SPACE = 2**64
+DRAW_LIMIT = 2**64
 _OF_TARGET = ("target_hash", "vocab_size", "chat_template")
 
 
@@ -54,9 +54,20 @@ class Sample:
     temperature: float
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the answer."""
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
     def answer(self) -> tuple[int, ...]:
         """The target's own tokens."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    def draw(self, seed: int) -> int:
+        """Return a number from 0 to below DRAW_LIMIT that the prompt and the seed determine."""
+        prompt, salt = np.array(self.prompt, np.int32).tobytes(), seed.to_bytes(8, "little")
+        key = hashlib.blake2b(prompt, digest_size=8, person=b"split", salt=salt)
+        return int.from_bytes(key.digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -249,7 +260,7 @@ class Corpus(Sequence[Sample]):
         if not 0 <= held_out < 1:
             raise InvalidValueError("held_out", held_out, "from 0 to below 1")
         firsts = (self._shards[shard].first_turn(row) for shard, row in self._places.tolist())
-        draws = np.array([_draw(each, seed) for each in firsts], np.float64)  # [num_samples]
+        draws = np.array([each.draw(seed) / DRAW_LIMIT for each in firsts])  # [num_samples]
         least = draws.min(initial=1.0)
         is_held_out = (draws < held_out) | ((draws == least) & (held_out > 0))
         if is_held_out.all():
@@ -259,13 +270,6 @@ class Corpus(Sequence[Sample]):
 
     def _part(self, places: npt.NDArray[np.int64]) -> Corpus:
         return Corpus(self.info, self._shards, places)
-
-
-def _draw(sample: Sample, seed: int) -> float:
-    """Return a number from 0 to below 1 that the prompt and the seed determine."""
-    prompt = np.array(sample.token_ids[: sample.num_prompt_tokens], np.int32).tobytes()
-    key = hashlib.blake2b(prompt, digest_size=8, person=b"split", salt=seed.to_bytes(8, "little"))
-    return int.from_bytes(key.digest(), "little") / _HASH_SPACE
 
 
 class CorpusWriter:
@@ -321,8 +325,7 @@ class CorpusWriter:
         for shard in map(Shard.read, shard_paths(self._directory)):
             for index, request in enumerate(shard.requests.tolist()):
                 if is_wanted(request):
-                    sample = shard.sample(index)
-                    yield sample.token_ids[: sample.num_prompt_tokens]
+                    yield shard.sample(index).prompt
 
     def close(self) -> None:
         """Let another writer open the corpus."""
