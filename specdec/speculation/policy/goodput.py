@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
-from specdec.speculation.policy.cost_model import CostModel, StepSeconds
-from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate, StepTiming
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.expected_goodput import ExpectedGoodput, StepTiming
 from specdec.speculation.policy.inertia import CERTAIN_GAIN, Inertia
 from specdec.speculation.policy.probe import Probe, num_probed
 from specdec.speculation.policy.reviews import Reviews
@@ -153,7 +153,7 @@ class GoodputChooser:
             return None
         if not present.num_draft_tokens or not prompts.num_sequences:
             return present
-        plain, drafted = self.goodputs(now_s, prompts.num_sequences, [chain(0), present])
+        plain, drafted = self.expected.of(now_s, prompts.num_sequences, [chain(0), present])
         least = plain * self._least_gain(prompts.num_sequences)
         return present if drafted >= least else chain(0)
 
@@ -205,7 +205,7 @@ class GoodputChooser:
         """Return how much longer a step took than its tokens take with the chosen shape."""
         assert self._chosen is not None
         num_tokens = num_decoding + self._num_accepted
-        return seconds - num_tokens / self.goodputs(now_s, num_decoding, [self._chosen])[0]
+        return seconds - num_tokens / self.expected.of(now_s, num_decoding, [self._chosen])[0]
 
     def observe_ahead(
         self,
@@ -237,17 +237,6 @@ class GoodputChooser:
         """The division of slots, which observes sequences; None where all have the same length."""
         return self.expected.slots if self._divides_slots else None
 
-    @property
-    def observed(self) -> StepSeconds:
-        """Seconds of the observed steps, and those that the profiled table has for them."""
-        return self._costs.observed
-
-    def goodputs(
-        self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
-    ) -> list[float]:
-        """Return the expected tokens per second over the batch, for each shape."""
-        return self.expected.of(now_s, num_decoding, shapes)
-
     def _decision(
         self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason
     ) -> Decision:
@@ -255,10 +244,6 @@ class GoodputChooser:
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
             return Decision(shape, reason, slots=self.expected.slots.apply(shape))
         return Decision(shape, reason, waits=self.expected.pays_to_wait(now_s, shape))
-
-    def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
-        """Return the estimate for a kind of step; see `ExpectedGoodput.estimate`."""
-        return self.expected.estimate(now_s, num_decoding, shape)
 
     def _compare(
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
@@ -268,7 +253,7 @@ class GoodputChooser:
         Another shape has to be better than the present one by a margin, and by more to replace no
         draft, unless its steps were observed in such a batch.
         """
-        goodputs = self.goodputs(now_s, num_decoding, shapes)
+        goodputs = self.expected.of(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)
         is_known = not base and self.expected.is_known(now_s, num_decoding, shapes[best])

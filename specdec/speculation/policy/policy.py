@@ -143,7 +143,7 @@ class SpeculationPolicy:
         if self._chooser is None or self._num_decoding == 0:
             return None
         shape = self._decision.shape
-        return self._chooser.estimate(self._decided_at_s, self._num_decoding, shape)
+        return self._chooser.expected.estimate(self._decided_at_s, self._num_decoding, shape)
 
     @property
     def log(self) -> DecisionLog:
@@ -153,7 +153,7 @@ class SpeculationPolicy:
     @property
     def observed(self) -> StepSeconds:
         """Seconds of steps, measured and profiled, of all choosers."""
-        return StepSeconds.sum(each.observed for each in self._choosers.values())
+        return StepSeconds.sum(each.expected.costs.observed for each in self._choosers.values())
 
     @property
     def service_curve(self) -> ServiceCurve | None:

@@ -201,7 +201,7 @@ def test_accepted_drafts_ahead_reduce_what_a_probe_has_lost():
     shape = chain(4).with_ahead(CONTINUING)
     chooser = GoodputChooser(costs(0.2))
     chooser.choose(0.0, 8, (chain(0), shape))
-    [goodput] = chooser.goodputs(0.0, 8, [chain(0)])
+    [goodput] = chooser.expected.of(0.0, 8, [chain(0)])
     chooser._chosen, chooser._probe = chain(0), Probe(0.0, shape=shape, ends_at_s=9.0)
     for num_accepted in (4, 4, 2, 0, 0, 0, 0, 0):
         chooser.observe_ahead(shape, 4, 4, num_accepted, 0.0, is_hit=True)

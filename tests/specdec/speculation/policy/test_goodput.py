@@ -51,7 +51,7 @@ def test_a_hand_worked_choice():
     """One draft token yields 1.7 tokens in 1.5 times the time; two yield 2.19 in twice the time."""
     table = CostTable((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
     chooser = GoodputChooser(CostModel(table))
-    assert chooser.goodputs(0.0, 1, chains(2)) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
+    assert chooser.expected.of(0.0, 1, chains(2)) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
     assert chooser.choose(0.0, 1, chains(2)).shape.num_draft_tokens == 1
     assert chooser.choose(0.0, 1, chains(0)).shape.num_draft_tokens == 0, (
         "no more than the shapes allow"
@@ -61,19 +61,19 @@ def test_a_hand_worked_choice():
 def test_a_hand_worked_estimate_of_a_batch():
     """Three sequences are expected to yield 1.7 tokens each in 0.15 s."""
     chooser = GoodputChooser(CostModel(CostTable((3,), (0, 1), ((0.10, 0.15),))))
-    estimate = chooser.estimate(0.0, 3, chain(1))
+    estimate = chooser.expected.estimate(0.0, 3, chain(1))
     assert estimate.tokens_per_s == pytest.approx(3 * 1.7 / 0.15)
     assert estimate.speedup == pytest.approx(1.7 * 0.10 / 0.15)
 
 
 def test_a_hand_worked_speedup_is_cached_for_half_a_second():
     chooser = GoodputChooser(CostModel(CostTable((1,), (0, 1), ((0.10, 0.15),))))
-    assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.expected.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     for _ in range(5):
         chooser.observe_step(1, chain(0), seconds=0.10, now_s=0.4)
         chooser.observe_step(1, chain(1), seconds=0.01, now_s=0.4)
-    assert chooser.estimate(0.4, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.estimate(0.5, 1, chain(1)).speedup == pytest.approx(1.7), (
+    assert chooser.expected.estimate(0.4, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.expected.estimate(0.5, 1, chain(1)).speedup == pytest.approx(1.7), (
         "a step with drafts is never cheaper than one without"
     )
 
@@ -81,12 +81,12 @@ def test_a_hand_worked_speedup_is_cached_for_half_a_second():
 def test_an_estimate_depends_on_the_batch_size_and_the_shape():
     table = CostTable((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
     chooser = GoodputChooser(CostModel(table))
-    assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.estimate(0.1, 1, chain(0)).speedup == 1.0, (
+    assert chooser.expected.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.expected.estimate(0.1, 1, chain(0)).speedup == 1.0, (
         "without drafts there is nothing to gain"
     )
-    assert chooser.estimate(0.2, 3, chain(0)).tokens_per_s == pytest.approx(3 / 0.12)
-    assert chooser.estimate(0.3, 3, chain(1)).speedup == pytest.approx(1.7 * 0.12 / 0.20)
+    assert chooser.expected.estimate(0.2, 3, chain(0)).tokens_per_s == pytest.approx(3 / 0.12)
+    assert chooser.expected.estimate(0.3, 3, chain(1)).speedup == pytest.approx(1.7 * 0.12 / 0.20)
 
 
 def test_a_hand_worked_gain_of_steps():
@@ -95,14 +95,15 @@ def test_a_hand_worked_gain_of_steps():
     chooser.choose(0.0, 3, chains(1))
     chooser.observe_drafts(1, 1, 0.0, num_drafts=3)
     chooser.observe_step(3, chain(1), seconds=0.15, now_s=0.15, waited_s=0.05)
-    assert chooser.observed.spent == pytest.approx(0.15 + 0.05)
-    assert chooser.observed.undrafted == pytest.approx(2 * 0.10)
+    observed = chooser.expected.costs.observed
+    assert observed.spent == pytest.approx(0.15 + 0.05)
+    assert observed.undrafted == pytest.approx(2 * 0.10)
     chooser.observe_step(3, chain(1), seconds=0.3, now_s=0.3, is_typical=False)
-    assert chooser.observed.spent == pytest.approx(0.2), "beside a prompt"
+    assert observed.spent == pytest.approx(0.2), "beside a prompt"
     chooser.choose(0.3, 3, chains(0))
     chooser.observe_step(3, chain(0), seconds=0.12, now_s=0.5)
-    assert chooser.observed.spent == pytest.approx(0.32)
-    assert chooser.observed.undrafted == pytest.approx(0.32), "no gain without drafts"
+    assert observed.spent == pytest.approx(0.32)
+    assert observed.undrafted == pytest.approx(0.32), "no gain without drafts"
 
 
 @pytest.mark.parametrize(("acceptance", "num_decoding"), [(GOOD, 1), (GOOD, 8), (BAD, 8)])
