@@ -54,6 +54,9 @@ class SpeculationPolicy:
     In mode auto, drafts are off while the load is above the threshold (`LoadHysteresis`). Below it
     a schedule or goodput decides, where there is one; otherwise the number is the control's.
     Changes by an operator apply from the next step.
+
+    log: decisions by reason, and the timeline of changes. num_flips: times that `is_on` has
+    changed, by load or by an operator.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class SpeculationPolicy:
         ahead_choices: what a draft model may draft while the target runs; goodput chooses, other
             policies take the last one.
         """
-        self._control, self._clock, self._log = control, clock, DecisionLog(clock)
+        self._control, self._clock, self.log = control, clock, DecisionLog(clock)
         self._load = LoadHysteresis(control.threshold, hysteresis, dwell_s)
         self._schedule, self._choosers = schedule, choosers
         self._length_rule, self._is_drafter_available = length_rule, is_drafter_available
@@ -113,7 +116,7 @@ class SpeculationPolicy:
         # what records the drafts and the time of the present step, and its shape
         self._observer, self._shape = self._chooser, self._decision.shape
         self._was_on = self.is_on
-        self._num_flips = 0
+        self.num_flips = 0
 
     @property
     def control(self) -> SpeculationControl:
@@ -128,11 +131,6 @@ class SpeculationPolicy:
         return count > 0 and is_on
 
     @property
-    def num_flips(self) -> int:
-        """Number of times that `is_on` has changed, by load or by an operator."""
-        return self._num_flips
-
-    @property
     def decision(self) -> Decision:
         """The last decision."""
         return self._decision
@@ -144,11 +142,6 @@ class SpeculationPolicy:
             return None
         shape = self._decision.shape
         return self._chooser.expected.estimate(self._decided_at_s, self._num_decoding, shape)
-
-    @property
-    def log(self) -> DecisionLog:
-        """Decisions by reason, and the timeline of changes."""
-        return self._log
 
     @property
     def observed(self) -> StepSeconds:
@@ -251,7 +244,7 @@ class SpeculationPolicy:
         is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF
         is_catching_up = self._catches_up and is_missing
         reason = DecisionReason.CATCHING_UP if is_catching_up else decision.reason
-        self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
+        self.log.record(decision.num_draft_tokens, reason, self._num_decoding)
         is_partial = decision.num_drafting is not None and num_asked < self._num_decoding
         lacks_drafts = self._is_settling and num_drafted < num_asked
         self._is_begun = True
@@ -396,5 +389,5 @@ class SpeculationPolicy:
         return (self._fixed_shape(count),) if control.mode == "on" else self._shapes(num_decoding)
 
     def _note_flip(self) -> None:
-        self._num_flips += self.is_on != self._was_on
+        self.num_flips += self.is_on != self._was_on
         self._was_on = self.is_on
