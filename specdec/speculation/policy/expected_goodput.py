@@ -78,7 +78,7 @@ class StepTiming(NamedTuple):
 
     ended_at_s: float
     seconds: float
-    waited_s: float
+    waited_s: float = 0.0
     drafted_s: float = 0.0
     num_rows: float | None = None
 
@@ -104,13 +104,12 @@ class ExpectedGoodput:
 
         num_accepted: draft tokens, of all sequences.
         """
-        ended_at_s, drafted_s = timing.ended_at_s, timing.drafted_s
         self.costs.observe(
             num_decoding,
             shape,
             timing.seconds,
-            ended_at_s,
-            drafted_s=drafted_s,
+            timing.ended_at_s,
+            drafted_s=timing.drafted_s,
             num_rows=timing.num_rows,
         )
         undrafted_s = timing.seconds

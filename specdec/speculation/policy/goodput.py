@@ -178,34 +178,24 @@ class GoodputChooser:
         self._count_drafts(num_drafts, num_accepted)
 
     def observe_step(
-        self,
-        num_decoding: int,
-        shape: DraftShape,
-        seconds: float,
-        now_s: float,
-        *,
-        waited_s: float = 0.0,
-        drafted_s: float = 0.0,
-        num_rows: float | None = None,
-        is_typical: bool = True,
+        self, num_decoding: int, shape: DraftShape, timing: StepTiming, *, is_typical: bool = True
     ) -> None:
         """Record the seconds of a step, whose drafts have been observed.
 
-        waited_s, drafted_s, num_rows: as in StepTiming. is_typical: False if it does not show what
-            the shape costs.
+        is_typical: False if it does not show what the shape costs.
         """
         if is_typical:
-            timing = StepTiming(now_s, seconds, waited_s, drafted_s, num_rows)
             self.expected.observe(num_decoding, shape, timing, self._num_accepted)
         if self._probe.shape is not None:
-            lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, seconds, now_s)
+            lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, timing)
             self._probe.observe(lost_s, is_typical=is_typical)
 
-    def _lost_s(self, num_decoding: int, seconds: float, now_s: float) -> float:
+    def _lost_s(self, num_decoding: int, timing: StepTiming) -> float:
         """Return how much longer a step took than its tokens take with the chosen shape."""
         assert self._chosen is not None
         num_tokens = num_decoding + self._num_accepted
-        return seconds - num_tokens / self.expected.of(now_s, num_decoding, [self._chosen])[0]
+        [goodput] = self.expected.of(timing.ended_at_s, num_decoding, [self._chosen])
+        return timing.seconds - num_tokens / goodput
 
     def observe_ahead(
         self,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from specdec.config.speculation.methods import DraftModelConfig
 from specdec.speculation.policy.cost_model import StepSeconds
-from specdec.speculation.policy.expected_goodput import GoodputEstimate
+from specdec.speculation.policy.expected_goodput import GoodputEstimate, StepTiming
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.hysteresis import LoadHysteresis
 from specdec.speculation.policy.service_curve import CurveEstimator
@@ -290,16 +290,8 @@ class SpeculationPolicy:
         is_ahead = shape.ahead is not DraftAhead.OFF  # waiting is then estimated by the hit rate
         drafted_s = self._waited_s or 0.0
         waited_s, drafted_s = (drafted_s, 0.0) if is_ahead else (0.0, drafted_s)
-        self._observer.observe_step(
-            self._num_decoding,
-            shape,
-            seconds - waited_s,
-            now_s,
-            waited_s=waited_s,
-            drafted_s=drafted_s,
-            num_rows=self._num_rows,
-            is_typical=self._is_timed,
-        )
+        timing = StepTiming(now_s, seconds - waited_s, waited_s, drafted_s, self._num_rows)
+        self._observer.observe_step(self._num_decoding, shape, timing, is_typical=self._is_timed)
 
     def forget_step(self) -> None:
         """Discard a lost step, its time and its drafts."""

@@ -55,9 +55,9 @@ class DividingChooser(GoodputChooser):
     def observe_drafts(self, num_asked, num_accepted, now_s, tree_size=0, *, num_drafts=1):
         self.outcomes += [(num_asked, num_accepted)] * num_drafts
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, num_rows, **others):
+    def observe_step(self, num_decoding, shape, timing, *, is_typical):
         self.seen.append(self.slots._histories)
-        self.num_rows.append(num_rows)
+        self.num_rows.append(timing.num_rows)
 
 
 def requests(temperature, num_speculative_tokens=None, **params):

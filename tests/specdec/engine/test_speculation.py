@@ -324,7 +324,7 @@ class ProbingChooser(GoodputChooser):
     def choose(self, now_s, num_decoding, shapes, prompts):
         return Decision(chain(3), DecisionReason.PROBE, num_drafting=2)
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **seconds_of_drafts):
+    def observe_step(self, num_decoding, shape, timing, *, is_typical):
         self.steps.append((num_decoding, is_typical))
 
 

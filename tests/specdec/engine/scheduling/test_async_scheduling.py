@@ -42,10 +42,10 @@ class SpiedChooser(GoodputChooser):
         super().__init__(CostModel(CostTable((1,), (0, 3), ((1.0, 2.0),))))
         self.seconds = []
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **waited):
+    def observe_step(self, num_decoding, shape, timing, *, is_typical):
         if is_typical:
-            self.seconds.append(seconds)
-        super().observe_step(num_decoding, shape, seconds, now_s, is_typical=is_typical, **waited)
+            self.seconds.append(timing.seconds)
+        super().observe_step(num_decoding, shape, timing, is_typical=is_typical)
 
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])

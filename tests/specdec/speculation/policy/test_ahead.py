@@ -9,6 +9,7 @@ import pytest
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_table import CostTable
+from specdec.speculation.policy.expected_goodput import StepTiming
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.policy.probe import Probe
@@ -205,5 +206,5 @@ def test_accepted_drafts_ahead_reduce_what_a_probe_has_lost():
     chooser._chosen, chooser._probe = chain(0), Probe(0.0, shape=shape, ends_at_s=9.0)
     for num_accepted in (4, 4, 2, 0, 0, 0, 0, 0):
         chooser.observe_ahead(shape, 4, 4, num_accepted, 0.0, is_hit=True)
-    chooser.observe_step(8, shape, 0.3, 0.0)
+    chooser.observe_step(8, shape, StepTiming(0.0, 0.3))
     assert chooser._probe.lost_s == pytest.approx(0.3 - 18 / goodput)

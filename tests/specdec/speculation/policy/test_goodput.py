@@ -12,6 +12,7 @@ import pytest
 
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_table import CostTable
+from specdec.speculation.policy.expected_goodput import StepTiming
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.types.drafts.draft_decision import DecisionReason, PromptLoad, chain, chains
 from specdec.types.errors import InvalidValueError
@@ -70,8 +71,8 @@ def test_a_hand_worked_speedup_is_cached_for_half_a_second():
     chooser = GoodputChooser(CostModel(CostTable((1,), (0, 1), ((0.10, 0.15),))))
     assert chooser.expected.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     for _ in range(5):
-        chooser.observe_step(1, chain(0), seconds=0.10, now_s=0.4)
-        chooser.observe_step(1, chain(1), seconds=0.01, now_s=0.4)
+        chooser.observe_step(1, chain(0), StepTiming(0.4, 0.10))
+        chooser.observe_step(1, chain(1), StepTiming(0.4, 0.01))
     assert chooser.expected.estimate(0.4, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     assert chooser.expected.estimate(0.5, 1, chain(1)).speedup == pytest.approx(1.7), (
         "a step with drafts is never cheaper than one without"
@@ -94,14 +95,14 @@ def test_a_hand_worked_gain_of_steps():
     chooser = GoodputChooser(CostModel(CostTable((3,), (0, 1), ((0.10, 0.15),))))
     chooser.choose(0.0, 3, chains(1))
     chooser.observe_drafts(1, 1, 0.0, num_drafts=3)
-    chooser.observe_step(3, chain(1), seconds=0.15, now_s=0.15, waited_s=0.05)
+    chooser.observe_step(3, chain(1), StepTiming(0.15, 0.15, waited_s=0.05))
     observed = chooser.expected.costs.observed
     assert observed.spent == pytest.approx(0.15 + 0.05)
     assert observed.undrafted == pytest.approx(2 * 0.10)
-    chooser.observe_step(3, chain(1), seconds=0.3, now_s=0.3, is_typical=False)
+    chooser.observe_step(3, chain(1), StepTiming(0.3, 0.3), is_typical=False)
     assert observed.spent == pytest.approx(0.2), "beside a prompt"
     chooser.choose(0.3, 3, chains(0))
-    chooser.observe_step(3, chain(0), seconds=0.12, now_s=0.5)
+    chooser.observe_step(3, chain(0), StepTiming(0.5, 0.12))
     assert observed.spent == pytest.approx(0.32)
     assert observed.undrafted == pytest.approx(0.32), "no gain without drafts"
 
@@ -349,5 +350,5 @@ def test_for_known_sequences_drafts_go_on_with_a_small_gain():
     chooser = GoodputChooser(CostModel(table), review_s=0.0)
     assert chooser.choose(0.0, 2, chains(1)).num_draft_tokens == 1
     for _ in range(9):
-        chooser.observe_step(2, chain(1), seconds=0.168, now_s=0.1)
+        chooser.observe_step(2, chain(1), StepTiming(0.1, 0.168))
     assert chooser.choose(0.1, 2, chains(1)).num_draft_tokens == 1, "a gain of 1 %"

@@ -273,9 +273,9 @@ class RecordingChooser(GoodputChooser):
     def observe_drafts(self, num_asked, num_accepted, now_s, tree_size=0, *, num_drafts=1):
         self.drafts += [(num_asked, num_accepted)] * num_drafts
 
-    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical, **seconds_of_drafts):
+    def observe_step(self, num_decoding, shape, timing, *, is_typical):
         if is_typical:
-            self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
+            self.steps.append((num_decoding, shape.num_draft_tokens, round(timing.seconds, 3)))
 
 
 def one_step(policy, clock, rows, has_prefill=False):

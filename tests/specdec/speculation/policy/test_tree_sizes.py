@@ -8,6 +8,7 @@ import pytest
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_table import CostTable
+from specdec.speculation.policy.expected_goodput import StepTiming
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -53,7 +54,7 @@ def run_shapes(clock, table, shapes, rate_of, seconds, num_decoding=1):
             num_tokens += 1 + accepted
             if shape.depth:
                 chooser.observe_drafts(shape.depth, accepted, clock(), size)
-        chooser.observe_step(num_decoding, shape, step_s, clock())
+        chooser.observe_step(num_decoding, shape, StepTiming(clock(), step_s))
         steps[shape] += 1
     return steps, num_tokens / (clock() - begin_s)
 
