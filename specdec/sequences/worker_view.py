@@ -12,7 +12,7 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission
 
 
 class StateDelta(NamedTuple):
-    """The sequence lifecycle part of a step message; see StepInput."""
+    """The sequence lifecycle part of a step message, in the order of StepInput and DraftStep."""
 
     released: tuple[int, ...]
     admitted: tuple[SequenceAdmission, ...]

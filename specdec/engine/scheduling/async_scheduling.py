@@ -159,14 +159,8 @@ class StepsInFlight:
             changing = (seq for seq, row in rows if _may_change(row, block_size))
         delta = self._worker.update(changing)
         saves = begin_saves(rows, delta.admitted, self._blocks)
-        step = StepInput(
-            step_id=step_id,
-            released=delta.released,
-            admitted=delta.admitted,
-            block_table_deltas=delta.block_table_deltas,
-            rows=sent_rows(rows),
-            saves=tuple([(seq.seq_id, snapshot) for seq, snapshot in saves]),
-        )
+        saved = tuple([(seq.seq_id, snapshot) for seq, snapshot in saves])
+        step = StepInput(step_id, *delta, sent_rows(rows), saves=saved)
         now_s = self._clock()
         idle_s = None if self._steps else now_s - self._collected_at_s
         self._steps.append(BegunStep(rows, now_s, self.head_version, saves, idle_s))

@@ -182,17 +182,7 @@ class DraftModelProposer:
         """Send the worker a step, and return its id."""
         delta, step_id = self._worker_view.update(sequences), self._num_steps
         self._num_steps += 1
-        self._worker.begin(
-            DraftStep(
-                step_id=step_id,
-                released=delta.released,
-                admitted=delta.admitted,
-                block_table_deltas=delta.block_table_deltas,
-                rows=rows,
-                drafts=drafts,
-                ahead=ahead,
-            )
-        )
+        self._worker.begin(DraftStep(step_id, *delta, rows, drafts, ahead))
         return step_id
 
     def _collect(self, drafting: list[DraftRequest]) -> list[Proposal]:
