@@ -51,28 +51,13 @@ _KEPT_ROWS = 0.98
 """Part of the weight of earlier rows that a step leaves."""
 
 
-@dataclass
-class _Seconds:
-    """Seconds of the latest steps of one kind."""
+def _new_seconds() -> deque[float]:
+    """Return an empty deque for the seconds of the latest steps of one kind."""
+    return deque(maxlen=_KEPT_STEPS)
 
-    _latest: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
 
-    def add(self, seconds: float) -> None:
-        self._latest.append(seconds)
-
-    def clear(self) -> None:
-        self._latest.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._latest)
-
-    @property
-    def are_known(self) -> bool:
-        return len(self._latest) >= _MIN_STEPS
-
-    @property
-    def median(self) -> float:
-        return median(self._latest)
+def _are_known(seconds: deque[float]) -> bool:
+    return len(seconds) >= _MIN_STEPS
 
 
 @dataclass
@@ -83,16 +68,16 @@ class _Times:
     retry_steps: of these until a trial.
     """
 
-    waited: _Seconds = field(default_factory=_Seconds)
-    idle: _Seconds = field(default_factory=_Seconds)
-    ahead: _Seconds = field(default_factory=_Seconds)
+    waited: deque[float] = field(default_factory=_new_seconds)
+    idle: deque[float] = field(default_factory=_new_seconds)
+    ahead: deque[float] = field(default_factory=_new_seconds)
     num_since: int = 0
     retry_steps: int = _FIRST_RETRY_STEPS
 
     def add_waited(self, seconds: float, idle_s: float) -> None:
         """Record a step that waited; a trial begins now and then, or is put off."""
-        self.waited.add(seconds)
-        self.idle.add(min(idle_s, seconds))
+        self.waited.append(seconds)
+        self.idle.append(min(idle_s, seconds))
         self.num_since += 1
         if self.num_since == self.retry_steps:
             self.ahead.clear()
@@ -101,7 +86,7 @@ class _Times:
             self.end_trial(pays=False)
 
     def add_ahead(self, seconds: float) -> None:
-        self.ahead.add(seconds)
+        self.ahead.append(seconds)
         self.num_since = 0
 
     def end_trial(self, *, pays: bool) -> None:
@@ -111,14 +96,14 @@ class _Times:
 
     def pays(self, lost_share: float) -> bool:
         """Return whether a step is to begin ahead, where this loses a part of the tokens."""
-        if not self.waited.are_known:
+        if not _are_known(self.waited):
             return False
-        is_trial = not self.ahead.are_known
+        is_trial = not _are_known(self.ahead)
         if is_trial and not self.ahead and self.num_since < self.retry_steps:
             return False
-        waited = self.waited.median
-        ahead = waited if is_trial else self.ahead.median
-        speedup = (waited + self.idle.median) * (1 - lost_share)
+        waited = median(self.waited)
+        ahead = waited if is_trial else median(self.ahead)
+        speedup = (waited + median(self.idle)) * (1 - lost_share)
         return speedup > ahead * (_PLAUSIBLE if is_trial else _WORTH)
 
     @property
@@ -253,7 +238,7 @@ class AheadGain:
         if idle_s is not None:
             times.add_waited(seconds, idle_s)
             return
-        was_trial = not times.ahead.are_known
+        was_trial = not _are_known(times.ahead)
         times.add_ahead(seconds)
-        if was_trial and times.ahead.are_known:
+        if was_trial and _are_known(times.ahead):
             times.end_trial(pays=times.pays(self._outcomes.lost_share))
