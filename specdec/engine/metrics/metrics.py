@@ -99,6 +99,9 @@ REQUEST_DURATION = "request_duration_seconds"
 TO_FIRST_TOKEN = "time_to_first_token_seconds"
 PER_OUTPUT_TOKEN = "time_per_output_token_seconds"
 
+_OTEL_FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
 SERVER_LATENCIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     REQUEST_DURATION: (
         "From a request's arrival to its end, errors included.",
@@ -106,24 +109,7 @@ SERVER_LATENCIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     ),
     TO_FIRST_TOKEN: (
         "From a request's arrival to its first token, of completed requests.",
-        (
-            0.001,
-            0.005,
-            0.01,
-            0.02,
-            0.04,
-            0.06,
-            0.08,
-            0.1,
-            0.25,
-            0.5,
-            0.75,
-            1.0,
-            2.5,
-            5.0,
-            7.5,
-            10.0,
-        ),
+        _OTEL_FIRST_TOKEN_BUCKETS_S,
     ),
     PER_OUTPUT_TOKEN: (
         "Decode time of a completed request for each token after the first.",
