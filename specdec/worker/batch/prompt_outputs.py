@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -25,29 +25,20 @@ def prompt_logprobs_of(
     """
     if not state.has_prompt_logprobs:
         return ()
-    return tuple(_of_rows(rows, hidden, state, compute_logits, shard))
-
-
-def _of_rows(
-    rows: Sequence[StepRow],
-    hidden: Tensor,
-    state: BatchState,
-    compute_logits: Callable[[Tensor], Tensor],
-    shard: VocabShard,
-) -> Iterator[PromptLogprobs]:
-    first = 0
+    found, first = list[PromptLogprobs](), 0
     for row in rows:
         rules = state.rules(row.seq_id)
         listed = rules.listed_prompt_tokens
         if listed is not None and rules.replay is not None:
             own = hidden[first : first + row.num_known_tokens]
             logprobs = _replayed(row, own, state, compute_logits, shard)
-            yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
+            found.append(PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs))
         elif listed is not None and (tokens := state.next_prompt_tokens(row)):
             own = hidden[first : first + len(tokens)]
             logprobs = prompt_logprobs(own, tokens, listed, compute_logits, shard)
-            yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
+            found.append(PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs))
         first += len(row.token_ids)
+    return tuple(found)
 
 
 def _replayed(
