@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.kernels.reference.forward_batch import ForwardBatch, HiddenStates
-from specdec.kernels.reference.sample_rows import Argmax
+from specdec.kernels.reference.forward_batch import ForwardBatch
 from specdec.models.loading import Decoder
 from specdec.types.reports.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
@@ -32,23 +31,13 @@ class _MarkedDecoder:
         with record_function("forward"):
             return self._model(batch, kv_cache)
 
-    def forward_with_taps(
-        self, batch: ForwardBatch, kv_cache: Tensor, taps: Sequence[int]
-    ) -> HiddenStates:
-        """See Decoder."""
-        with record_function("forward"):
-            return self._model.forward_with_taps(batch, kv_cache, taps)
-
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._model, name)
-        if not name.startswith("compute_logits"):
-            return attribute
-
-        def marked(hidden: Tensor, *arguments: Argmax) -> Any:
-            with record_function("logits"):
-                return attribute(hidden, *arguments)
-
-        return marked
+        if name == "forward_with_taps":
+            return record_function("forward")(attribute)
+        if name.startswith("compute_logits"):
+            return record_function("logits")(attribute)
+        return attribute
 
 
 @dataclass(frozen=True)
