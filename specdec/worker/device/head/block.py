@@ -15,11 +15,9 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.reference.device_batch import DeviceBatch
-from specdec.kernels.reference.logit_edits import LogitEdits
 from specdec.models.heads.networks.base import DeviceBlockHead, DeviceDrafts, DraftHead
-from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.head.head import DraftRows, StepParts
+from specdec.worker.device.head.head import DraftRows, LaunchedDrafts, StepParts
 from specdec.worker.device.head.pairs import KvDrafts
 from specdec.worker.device.state import slots_at
 from specdec.worker.device.step_graphs import StepShape
@@ -40,7 +38,7 @@ def _pages_of_row(head: DeviceBlockHead, max_draft_tokens: int, block_size: int)
     return -(-head.block_len(max(1, max_draft_tokens)) // block_size)
 
 
-class BlockDrafts(KvDrafts[BlockParts]):
+class BlockDrafts(KvDrafts[BlockParts], LaunchedDrafts[BlockParts]):
     """Launches the pass over blocks: `run_block` after `run_pairs`, then `draft`."""
 
     def __init__(self, parts: BlockParts, step: StepParts) -> None:
@@ -63,25 +61,13 @@ class BlockDrafts(KvDrafts[BlockParts]):
     def run_block(self, shape: StepShape) -> None:
         """Run the blocks of drafts of up to `shape.query_len` - 1 tokens."""
         head, outputs = self.parts.head, self._outputs[: shape.num_rows]
-        count, anchors = self._num_of(head, shape), self._tokens[: shape.num_rows]
+        count, anchors = self._num_of(shape), self._tokens[: shape.num_rows]
         batch = self._block_batch(head.block_tokens(anchors, count), shape)
         found = head.run_block(batch, outputs, self.parts.kv_cache)
         self._block[: shape.num_rows, :count] = found[:, :count]
 
-    def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
-        """Select the tokens of the drafts that were run; edits: as in `_select`."""
-        head, num_rows = self.parts.head, shape.num_rows
-        outputs = self._block[:num_rows, : self._num_of(head, shape)]
-        state = head.begin_on_device(outputs, self._tokens[:num_rows])
-        self._select_all(head, state, kind, shape, edits)
-
-    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
-        """Draft the tree or the chain that each row wants, of blocks that were run."""
-        assert self.growth is not None, "the host drafts trees"
-        head, num_rows = self.parts.head, shape.num_rows
-        outputs = self._block[:num_rows, : self.growth.depth]
-        state = head.begin_on_device(outputs, self._tokens[:num_rows])
-        self._grow_all(head, state, kind, num_rows, edits)
+    def _inputs(self, num_rows: int, count: int) -> Tensor:
+        return self._block[:num_rows, :count]
 
     def _block_batch(self, token_ids: Tensor, shape: StepShape) -> DeviceBatch:
         """Return the input of a pass over blocks [num_rows, Q], after the last tokens."""

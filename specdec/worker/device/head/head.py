@@ -9,6 +9,7 @@ serves all other steps on the same features and KV.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.models.heads.networks.base import DeviceBlockHead, DeviceStateHead, HeadState
 from specdec.sampling.device.device_children import DeviceChildren
 from specdec.sampling.device.device_growth import (
     DepthChildren,
@@ -31,10 +31,11 @@ from specdec.worker.device.input.buffers import StepBuffers
 from specdec.worker.device.rules import PARAM_WORDS, rules_of
 from specdec.worker.device.state import DeviceState, DeviceStepLimits
 from specdec.worker.device.step_graphs import StepGraphs, StepShape
-from specdec.worker.head.parts import HeadParts, PairParts, StateParts
+from specdec.worker.head.parts import BlockParts, HeadParts, PairParts, StateParts
 from specdec.worker.head.sampler import Shaping
 
 Parts = TypeVar("Parts", bound=HeadParts)
+LaunchedParts = TypeVar("LaunchedParts", bound=BlockParts | StateParts)
 
 
 class DraftRows(NamedTuple):
@@ -153,51 +154,6 @@ class HeadDrafts(Generic[Parts]):
         """Return whether it drafts trees of this size; depth: 0 for a chain beside trees."""
         return self.growth is not None and self.growth.holds_best_first(num_nodes, depth)
 
-    def _select_all(
-        self,
-        head: DeviceBlockHead | DeviceStateHead,
-        state: HeadState,
-        kind: SamplingKind,
-        shape: StepShape,
-        edits: LogitEdits | None,
-    ) -> None:
-        """Select all tokens of the drafts of rows, after the state before the first."""
-        for index in range(self._num_of(head, shape)):
-            if index > 0:
-                tokens = self._tokens[: shape.num_rows]
-                state = head.advance_on_device(state, tokens, index - 1)
-            self._select(head.logits(state, index), kind, shape.num_rows, edits)
-
-    def _grow_all(
-        self,
-        head: DeviceBlockHead | DeviceStateHead,
-        state: HeadState,
-        kind: SamplingKind,
-        num_rows: int,
-        edits: LogitEdits | None,
-    ) -> None:
-        """Draft the tree or the chain that each row wants, best first.
-
-        head: one whose logits do not depend on the draft tokens before. edits: as in `_select`.
-        """
-        assert self.growth is not None, "the host drafts trees"
-        levels = list[DeviceChildren]()
-        chain = self._tokens.new_zeros(num_rows, 0)
-        for index in range(self.growth.depth):
-            logits, count = head.logits(state, index), self.growth.num_ranks
-            levels.append(self._children(logits, index, count, kind, edits, chain[:, None]))
-            chain = torch.cat([chain, levels[-1].token_ids[:, :1]], 1)
-        rows = self._own_rows(num_rows)
-        is_tree = rows.depth > 0
-        depths = torch.where(is_tree, rows.depth, rows.num_wanted)
-        depths = depths.clamp_max(self.growth.depth).minimum(rows.num_wanted)
-        counts = torch.where(is_tree, rows.num_wanted, depths)
-        children = DepthChildren(*(torch.stack(each, 1) for each in zip(*levels, strict=True)))
-        children = children.within(counts, depths)
-        trees = self.parts.sampler.best_first(children, counts, self.growth.num_nodes)
-        chain_lens = (children.confidences[:, :, 0] > 0).long().cumprod(1).sum(1)
-        self._keep(trees, GrownChains(chain_lens, chain), counts > depths)
-
     def _children(
         self,
         logits: Tensor,
@@ -241,12 +197,6 @@ class HeadDrafts(Generic[Parts]):
         nodes = torch.cat([counts[:, None], trees.token_ids, trees.parents], 1)
         self._state.held_trees.index_copy_(0, places, nodes)
 
-    @staticmethod
-    def _num_of(head: DeviceBlockHead | DeviceStateHead, shape: StepShape) -> int:
-        """Return the tokens of a whole draft: `shape.query_len` - 1, or as many as there can be."""
-        most = head.max_draft_tokens
-        return shape.query_len - 1 if most is None else min(most, shape.query_len - 1)
-
     def _own_rows(self, num_rows: int) -> DraftRows:
         return DraftRows(*(each[:num_rows] for each in self._rows))
 
@@ -254,3 +204,55 @@ class HeadDrafts(Generic[Parts]):
         """Return the rows that have a token at each place so far, and want another."""
         num_drafts = self._drafts[:num_rows, 0]
         return (num_drafts == self._index) & (num_drafts < self._rows.num_wanted[:num_rows])
+
+
+class LaunchedDrafts(HeadDrafts[LaunchedParts], ABC):
+    """Drafts whose tokens are all selected in one launch, from a block or states without KV."""
+
+    @abstractmethod
+    def _inputs(self, num_rows: int, count: int) -> Tensor:
+        """Return what the head begins drafts of `count` tokens with, [num_rows, ...]."""
+
+    def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft `shape.query_len` - 1 tokens of each row, or as many as the head has.
+
+        Of each row those that it wants are kept. edits: as in `_select`.
+        """
+        head, num_rows = self.parts.head, shape.num_rows
+        count, tokens = self._num_of(shape), self._tokens[:num_rows]
+        state = head.begin_on_device(self._inputs(num_rows, count), tokens)
+        for index in range(count):
+            if index > 0:
+                state = head.advance_on_device(state, tokens, index - 1)
+            self._select(head.logits(state, index), kind, num_rows, edits)
+
+    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft the tree or the chain that each row wants, best first; edits: as in `_select`.
+
+        The head is one whose logits do not depend on the draft tokens before.
+        """
+        assert self.growth is not None, "the host drafts trees"
+        head, num_rows = self.parts.head, shape.num_rows
+        inputs = self._inputs(num_rows, self.growth.depth)
+        state = head.begin_on_device(inputs, self._tokens[:num_rows])
+        levels = list[DeviceChildren]()
+        chain = self._tokens.new_zeros(num_rows, 0)
+        for index in range(self.growth.depth):
+            logits, count = head.logits(state, index), self.growth.num_ranks
+            levels.append(self._children(logits, index, count, kind, edits, chain[:, None]))
+            chain = torch.cat([chain, levels[-1].token_ids[:, :1]], 1)
+        rows = self._own_rows(num_rows)
+        is_tree = rows.depth > 0
+        depths = torch.where(is_tree, rows.depth, rows.num_wanted)
+        depths = depths.clamp_max(self.growth.depth).minimum(rows.num_wanted)
+        counts = torch.where(is_tree, rows.num_wanted, depths)
+        children = DepthChildren(*(torch.stack(each, 1) for each in zip(*levels, strict=True)))
+        children = children.within(counts, depths)
+        trees = self.parts.sampler.best_first(children, counts, self.growth.num_nodes)
+        chain_lens = (children.confidences[:, :, 0] > 0).long().cumprod(1).sum(1)
+        self._keep(trees, GrownChains(chain_lens, chain), counts > depths)
+
+    def _num_of(self, shape: StepShape) -> int:
+        """Return the tokens of a whole draft: `shape.query_len` - 1, or as many as there can be."""
+        most = self.parts.head.max_draft_tokens
+        return shape.query_len - 1 if most is None else min(most, shape.query_len - 1)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec.kernels.reference.logit_edits import LogitEdits
-from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.sampling.device.device_trees import VerifiedChains
-from specdec.worker.device.head.head import DraftRows, HeadDrafts, StepParts
+from specdec.worker.device.head.head import DraftRows, LaunchedDrafts, StepParts
 from specdec.worker.device.step_graphs import StepShape
 from specdec.worker.head.parts import StateParts
 
 
-class StateDrafts(HeadDrafts[StateParts]):
+class StateDrafts(LaunchedDrafts[StateParts]):
     """Launches a head on static buffers: `start` after the verification, then `draft`."""
 
     def __init__(self, parts: StateParts, step: StepParts) -> None:
@@ -42,17 +40,6 @@ class StateDrafts(HeadDrafts[StateParts]):
         tokens = verified.token_ids.gather(1, last).squeeze(1)
         self._tokens[: shape.num_rows] = tokens
 
-    def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
-        """Draft `shape.query_len` - 1 tokens of each row, or as many as the head has.
-
-        Of each row those that it wants are kept. edits: as in `_select`.
-        """
-        num_rows, head = shape.num_rows, self.parts.head
-        state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
-        self._select_all(head, state, kind, shape, edits)
-
-    def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
-        """Draft the tree or the chain that each row wants; edits: as in `_select`."""
-        num_rows, head = shape.num_rows, self.parts.head
-        state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
-        self._grow_all(head, state, kind, num_rows, edits)
+    def _inputs(self, num_rows: int, count: int) -> Tensor:
+        del count
+        return self._features[:num_rows]
