@@ -154,13 +154,14 @@ class Trainer:
             seed=config.seed,
         )
         self.step = 0
-        self._best, self._best_step = 0.0, 0
+        self.best = 0.0  # longest held-out acceptance length; 0 before the first evaluation
+        self._best_step = 0
         self._evaluation: Evaluation | None = None
         self._start_digest = start.digest if start is not None else None
         self.best_evaluation: Evaluation | None = None  # none since the checkpoint was loaded
         if not self._load() and start is not None:
             self._evaluation = self.best_evaluation = self.evaluate()
-            self._best = self._evaluation.mean_length
+            self.best = self._evaluation.mean_length
 
     @property
     def num_steps(self) -> int:
@@ -170,11 +171,6 @@ class Trainer:
     def head_directory(self) -> Path:
         """The folder with the exported drafter, or its adapter."""
         return self._directory / (HEAD if self._adapter is None else ADAPTER)
-
-    @property
-    def best(self) -> float:
-        """The longest held-out acceptance length so far; 0 before the first evaluation."""
-        return self._best
 
     def run(self, report: Callable[[Progress], None]) -> None:
         """Train up to the last step, or until the held-out acceptance length stops growing.
@@ -260,9 +256,9 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluate, and export the drafter if it is the best so far."""
         self._evaluation = self.evaluate()
-        if self._evaluation.mean_length > self._best:
+        if self._evaluation.mean_length > self.best:
             self.best_evaluation = self._evaluation
-            self._best, self._best_step = self._evaluation.mean_length, self.step
+            self.best, self._best_step = self._evaluation.mean_length, self.step
             self.export()
 
     def export(self) -> None:
@@ -291,7 +287,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        progress = {"best": self._best, "best_step": self._best_step}
+        progress = {"best": self.best, "best_step": self._best_step}
         weights, optimizer = dict(self.drafter.state_dict()), self._optimizers.tensors()
         Checkpoint(self.step, self._run_id, progress, weights, optimizer).save(self._directory)
 
@@ -313,7 +309,7 @@ class Trainer:
         self.drafter.load_state_dict(checkpoint.weights)
         self._optimizers.load(checkpoint.optimizer)
         self.step = checkpoint.step
-        self._best = float(checkpoint.progress["best"])
+        self.best = float(checkpoint.progress["best"])
         self._best_step = int(checkpoint.progress["best_step"])
         return True
 

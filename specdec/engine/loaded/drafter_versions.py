@@ -84,7 +84,8 @@ class _Trial:
 class DrafterVersions:
     """Versions of the head of one engine. The engine's thread alone uses it.
 
-    is_pinned: whether a worse version stays until an order replaces it.
+    is_pinned: whether a worse version stays until an order replaces it. active: the version that
+    drafts from the next step on.
     """
 
     def __init__(self, configured: HeadFile, rule: RollbackRule | None = None) -> None:
@@ -95,19 +96,14 @@ class DrafterVersions:
         self._rule = rule or RollbackRule()
         self._versions: dict[int, _Version] = {}
         self._add(configured).state = VersionState.ACTIVE
-        self._active = self._wanted = CONFIGURED_VERSION
+        self.active = self._wanted = CONFIGURED_VERSION
         self._loading: int | None = None
         self._trial: _Trial | None = None
 
     @property
-    def active(self) -> int:
-        """The version that drafts from the next step on."""
-        return self._active
-
-    @property
     def is_settled(self) -> bool:
         """Return whether no version is being loaded."""
-        return self._loading is None and self._wanted == self._active
+        return self._loading is None and self._wanted == self.active
 
     def snapshot(self) -> tuple[DrafterVersion, ...]:
         """Return all versions, oldest first."""
@@ -169,7 +165,7 @@ class DrafterVersions:
         Called between two steps.
         """
         if self._loading is None:
-            if self._wanted == self._active:
+            if self._wanted == self.active:
                 return
             self._loading = self._wanted
             target.begin_head_load(self._versions[self._loading].file)
@@ -189,14 +185,14 @@ class DrafterVersions:
         continues; otherwise it may be the cause, and the one before it is. A rollback that was
         ordered is complete.
         """
-        candidates = dict.fromkeys((self._wanted, self._active, self._before, CONFIGURED_VERSION))
+        candidates = dict.fromkeys((self._wanted, self.active, self._before, CONFIGURED_VERSION))
         self._loading, trial = None, self._trial
-        self._versions[self._active].state = VersionState.READY
+        self._versions[self.active].state = VersionState.READY
         if trial is not None and trial.is_worse:
             self._end_rollback(trial)
             del candidates[trial.version]
         self._versions[CONFIGURED_VERSION].state = VersionState.ACTIVE
-        self._active = self._wanted = CONFIGURED_VERSION
+        self.active = self._wanted = CONFIGURED_VERSION
         for number in candidates:
             is_tried = self._versions[number].num_drafts >= self._rule.min_drafts
             if is_tried or number == CONFIGURED_VERSION:
@@ -217,7 +213,7 @@ class DrafterVersions:
         return version
 
     def _forget_oldest(self) -> None:
-        kept = {CONFIGURED_VERSION, self._active, self._wanted, self._before}
+        kept = {CONFIGURED_VERSION, self.active, self._wanted, self._before}
         while len(self._versions) > MAX_VERSIONS:
             del self._versions[next(each for each in self._versions if each not in kept)]
 
@@ -240,7 +236,7 @@ class DrafterVersions:
 
     def _activate(self, number: int, target: HeadTarget) -> None:
         target.switch_head(number)
-        trial, before = self._trial, self._versions[self._active]
+        trial, before = self._trial, self._versions[self.active]
         before.state = VersionState.READY
         if trial is not None and trial.is_worse:
             self._end_rollback(trial)
@@ -249,9 +245,9 @@ class DrafterVersions:
         version = self._versions[number]
         if version.state is VersionState.LOADING:
             latest = FirstTokens(len(before.latest), sum(before.latest))
-            self._trial = _Trial(number, self._active, latest)
+            self._trial = _Trial(number, self.active, latest)
         version.state, version.fault = VersionState.ACTIVE, ""
-        self._active = number
+        self.active = number
         logger.info("draft head: version %d is active: %s", number, version.file.name)
 
     def _end_rollback(self, trial: _Trial) -> None:
@@ -264,7 +260,7 @@ class DrafterVersions:
         version = self._versions[number]
         if version.state is not VersionState.ROLLED_BACK:
             version.state = VersionState.FAILED
-        version.fault, self._wanted = fault, self._active
+        version.fault, self._wanted = fault, self.active
         trial = self._trial
         if trial is not None and (trial.is_worse or trial.version == number):
             self._trial = None  # the version before, or the compared one, cannot come back

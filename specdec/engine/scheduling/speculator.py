@@ -50,6 +50,8 @@ class Speculator:
     The engine calls for each step, in this order: `decide`, `take` where drafts are allowed,
     `begin_step`, `ahead`, and with its results `observe` for each verified row, then `end_step`;
     of a step that is begun ahead without drafts, `begin_step` only where there is a policy.
+
+    holds_drafts: whether the target's ranks hold the drafts for a step begun ahead.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Speculator:
         self._has_batch_budget = config is not None and config.batch_budget is True
         self._divides_slots = config is not None and policy is not None and config.divides_slots
         self._has_confidences = config is not None and config.uses_confidences
-        self._holds_drafts = config is not None and config.holds_drafts
+        self.holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight
         self._gain: AheadGain | None = None
         if begins_ahead and isinstance(proposer, AheadProposer) and proposer.guesses_outcomes:
@@ -129,11 +131,6 @@ class Speculator:
             observed = self.policy.observed
             counts.measured_s, counts.profiled_s = observed.measured, observed.profiled
             counts.spent_s, counts.undrafted_s = observed.spent, observed.undrafted
-
-    @property
-    def holds_drafts(self) -> bool:
-        """See SpeculativeConfig."""
-        return self._holds_drafts
 
     def take(
         self,

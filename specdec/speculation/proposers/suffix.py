@@ -269,18 +269,13 @@ class OutputCache:
         self.num_pending_tokens = 0  # of outputs that are not completely in a tree
         self._outputs: deque[_Output] = deque()
         self._trees: dict[Tenant, SuffixTree] = {}
-        self._num_nodes = 0
+        self.num_nodes = 0  # of all trees, which determine the memory
         self.num_tokens = 0  # of outputs that are completely in a tree
 
     @property
     def num_outputs(self) -> int:
         """Outputs that are completely in a tree."""
         return len(self._outputs)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all trees, which determine the memory."""
-        return self._num_nodes
 
     def tree(self, tenant: Tenant) -> SuffixTree | None:
         """Return the tree of a tenant's outputs; None while there are none."""
@@ -309,7 +304,7 @@ class OutputCache:
         """Assert that all trees are consistent, counted, and of tenants with an output."""
         for tree in self._trees.values():
             tree.check_integrity()
-        assert self._num_nodes == sum(tree.num_nodes for tree in self._trees.values())
+        assert self.num_nodes == sum(tree.num_nodes for tree in self._trees.values())
         assert self.num_pending_tokens == sum(len(each.token_ids) for each in self._pending)
         assert self.num_tokens == sum(len(each.token_ids) for each in self._outputs)
         held = (*self._outputs, *self._pending)
@@ -320,7 +315,7 @@ class OutputCache:
         """Return whether to evict; an output that is partly evicted is evicted completely."""
         is_beyond = (
             self.num_outputs > self._max_outputs
-            or self._num_nodes > self._max_nodes
+            or self.num_nodes > self._max_nodes
             or self.num_tokens + self.num_pending_tokens > _TOKENS_PER_NODE * self._max_nodes
         )
         return is_beyond or bool(self._outputs and self._outputs[0].first)
@@ -336,7 +331,7 @@ class OutputCache:
         tree = self._trees.setdefault(output.tenant, SuffixTree(self._max_depth))
         num_before = tree.num_nodes
         tree.add(output.token_ids, output.end)
-        self._num_nodes += tree.num_nodes - num_before
+        self.num_nodes += tree.num_nodes - num_before
         output.end += 1
         if output.end == len(output.token_ids):
             self._outputs.append(self._pending.popleft())
@@ -348,7 +343,7 @@ class OutputCache:
         tree = self._trees[output.tenant]
         num_before = tree.num_nodes
         tree.remove(output.token_ids, output.first)
-        self._num_nodes -= num_before - tree.num_nodes
+        self.num_nodes -= num_before - tree.num_nodes
         output.first += 1
         if output.first == len(output.token_ids):
             self._outputs.popleft()

@@ -150,7 +150,7 @@ class CudaGraphs:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # one, so that libraries have one workspace
         self._pool: Any = torch.cuda.graph_pool_handle()
-        self._num_bytes = 0
+        self.num_bytes = 0  # see GraphBackend
 
     def capture(self, function: Callable[[], None]) -> Replay:
         """See GraphBackend. The first run, outside of the graph, loads kernels and libraries.
@@ -166,7 +166,7 @@ class CudaGraphs:
             free_bytes, _ = torch.cuda.mem_get_info(self._device)
             graph = self._captured(function)
         current.wait_stream(self._stream)
-        self._num_bytes += max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
+        self.num_bytes += max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
         return graph.replay
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -189,11 +189,6 @@ class CudaGraphs:
             reason = f"{error}; --enforce-eager runs without graphs"
             raise GraphCaptureError(f"a graph could not be captured: {reason}") from error
         return graph
-
-    @property
-    def num_bytes(self) -> int:
-        """See GraphBackend."""
-        return self._num_bytes
 
 
 @dataclass(frozen=True)
