@@ -22,21 +22,17 @@ class DeviceDecoder(Protocol):
 
         The host must read nothing, and the time must depend on the contexts alone.
         """
-        ...
 
     def fits_ragged(self, num_tokens: int, num_blocks: int) -> bool:
         """Return whether a ragged batch of that size may run. num_blocks: of the longest table."""
-        ...
 
     def forward_on_device(self, batch: AnyDeviceBatch, kv_cache: Tensor) -> Tensor:
         """Return hidden states [T, hidden_size]; a collective call."""
-        ...
 
     def tapped_on_device(
         self, batch: AnyDeviceBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Return these, and those that enter layers; taps: as in DraftHead."""
-        ...
 
     @property
     def adapter_places(self) -> Mapping[int, int] | None:
@@ -44,7 +40,6 @@ class DeviceDecoder(Protocol):
 
         None where a pass on the device cannot have adapters.
         """
-        ...
 
     @property
     def hidden_size(self) -> int: ...
@@ -52,8 +47,6 @@ class DeviceDecoder(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Data type of the hidden states."""
-        ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
-        ...

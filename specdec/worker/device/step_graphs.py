@@ -135,12 +135,10 @@ class GraphBackend(Protocol):
 
         Raises GraphCaptureError where it runs and cannot be captured.
         """
-        ...
 
     @property
     def num_bytes(self) -> int:
         """Device memory that all graphs take."""
-        ...
 
 
 class CudaGraphs:
