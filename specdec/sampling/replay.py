@@ -58,7 +58,8 @@ class OutputReplay:
         """
         output = self._replay.token_ids[first : first + len(logits)]
         logits = self._processed(logits, first)
-        batch = self._sampling_batch(first, len(logits), logits.device)
+        positions = range(first, first + len(logits))
+        batch = SamplingBatch.of_rules([self._rules] * len(logits), positions, logits.device)
         sampled = sample(logits, batch, shard).cpu().numpy()
         claimed = np.array(output, dtype=np.int64)
         margins = np.zeros(len(claimed), np.float32)
@@ -86,19 +87,6 @@ class OutputReplay:
             if history is not None:
                 history.append(output[position])
         return batch.apply(logits)
-
-    def _sampling_batch(self, first: int, count: int, device: torch.device) -> SamplingBatch:
-        rules = self._rules
-        return SamplingBatch.from_lists(
-            temperatures=[rules.temperature] * count,
-            top_k=[rules.top_k] * count,
-            top_p=[rules.top_p] * count,
-            min_p=[rules.min_p] * count,
-            seeds=[rules.seed] * count,
-            choices=[rules.choice] * count,
-            positions=range(first, first + count),
-            device=device,
-        )
 
 
 def token_margins(

@@ -16,6 +16,7 @@ from specdec.kernels.reference.sample_rows import SAMPLE_PARAMS, RowArgmax, Samp
 from specdec.sampling.device.device_sampler import DeviceRules
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.truncation import DeviceLimits, min_score
+from specdec.types.sampling.sampling_spec import SamplingRules
 
 _LEAST_TEMPERATURE = 1e-30
 """Sampling is an argmax at this temperature and below, and logits divided by it are finite in
@@ -31,27 +32,24 @@ class SamplingBatch:
     argmax: RowArgmax | None = None  # of the logits to sample, if it is known already
 
     @classmethod
-    def from_lists(
+    def of_rules(
         cls,
-        *,
-        temperatures: Sequence[float],
-        top_k: Sequence[int],
-        top_p: Sequence[float],
-        min_p: Sequence[float],
-        seeds: Sequence[int],
-        choices: Sequence[int],
+        rules: Sequence[SamplingRules],
         positions: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> SamplingBatch:
-        """Make a batch from one entry for each row of logits; fields as in SamplingParams.
+        """Make a batch from the rules of each row of logits.
 
         positions: index of the sampled token among the output tokens of its choice.
         """
-        params = np.empty(len(temperatures), dtype=SAMPLE_PARAMS)
-        params["temperature"] = [_in_float32(temperature) for temperature in temperatures]
-        params["top_k"], params["top_p"] = top_k, top_p
-        params["min_score"] = [min_score(each) for each in min_p]
-        params["seed"], params["choice"], params["position"] = seeds, choices, positions
+        params = np.empty(len(rules), dtype=SAMPLE_PARAMS)
+        params["temperature"] = [_in_float32(each.temperature) for each in rules]
+        params["min_score"] = [min_score(each.min_p) for each in rules]
+        params["top_k"] = [each.top_k for each in rules]
+        params["top_p"] = [each.top_p for each in rules]
+        params["seed"] = [each.seed for each in rules]
+        params["choice"] = [each.choice for each in rules]
+        params["position"] = positions
         return cls.from_params(params, device)
 
     @classmethod

@@ -64,7 +64,7 @@ class SequenceState:
         processor = LogitsProcessor.of(rules, tokens)
         is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
         verifies_on_device = rules.acting_verifier in ("coupled", "synthetic")
-        params = _sample_params(rules)
+        params = SamplingBatch.of_rules([rules], [0]).params.tobytes()
         return cls(admission, processor, params, history, is_plain_greedy, verifies_on_device)
 
     @cached_property
@@ -385,16 +385,3 @@ class BatchState:
             for offset in span.offsets
         ]
         return SamplingBatch.from_params(params, self._device, argmax)
-
-
-def _sample_params(rules: SamplingRules) -> bytes:
-    batch = SamplingBatch.from_lists(
-        temperatures=[rules.temperature],
-        top_k=[rules.top_k],
-        top_p=[rules.top_p],
-        min_p=[rules.min_p],
-        seeds=[rules.seed],
-        choices=[rules.choice],
-        positions=[0],
-    )
-    return batch.params.tobytes()

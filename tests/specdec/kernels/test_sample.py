@@ -18,8 +18,8 @@ from specdec.kernels.sample import (
     torch_row_argmax,
 )
 from specdec.sampling.row_ops import CpuRowOps, RowOps
-from specdec.sampling.sampling_batch import SamplingBatch
 from tests.combinations import every_value
+from tests.specdec.sampling.sampling_rows import sampling_rows
 from tests.specdec.threads import num_threads, threads_started_by
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -34,15 +34,9 @@ def logits_of(num_rows, vocab_size=VOCAB_SIZE, spread=3.0, seed=0):
 
 
 def batch_of(num_rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3):
-    return SamplingBatch.from_lists(
-        temperatures=[temperature] * num_rows,
-        top_k=[top_k] * num_rows,
-        top_p=[top_p] * num_rows,
-        min_p=[min_p] * num_rows,
-        seeds=[seed * 2**40 + seed] * num_rows,
-        choices=[row % 3 for row in range(num_rows)],
-        positions=list(range(num_rows)),
-    )
+    rules = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    choices = [row % 3 for row in range(num_rows)]
+    return sampling_rows(range(num_rows), seed=seed * 2**40 + seed, choice=choices, **rules)
 
 
 def sample(logits, batch):

@@ -12,10 +12,10 @@ from specdec.sampling.distribution import (
     scale_by_confidence,
 )
 from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
-from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 VOCAB_SIZE = 200  # chunks of 64: every boundary between ranks is within one
 TEMPERATURES = [0.7, 0.0, 1.3, 1.0]
@@ -30,15 +30,8 @@ def logits_of(num_rows, seed=0):
 
 def batch_of(temperatures=TEMPERATURES, top_k=TOP_K, top_p=TOP_P):
     count = len(temperatures)
-    return SamplingBatch.from_lists(
-        temperatures=temperatures,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=[0.0] * count,
-        seeds=list(range(count)),
-        choices=[0] * count,
-        positions=[0] * count,
-    )
+    rules = {"temperature": temperatures, "top_k": top_k, "top_p": top_p}
+    return sampling_rows([0] * count, seed=range(count), **rules)
 
 
 def reference(logits):

@@ -9,11 +9,11 @@ from specdec.sampling import replay
 from specdec.sampling.device import device_sampler
 from specdec.sampling.replay import OutputReplay, token_margins
 from specdec.sampling.sampler import sample
-from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling.sampling_spec import Replay, SamplingRules
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 VOCAB = 200
 ALONE = VocabShard(TensorParallelGroup(), 0, VOCAB)
@@ -32,16 +32,7 @@ def logits_of(count, seed=0):
 
 
 def batch_of(rules, count):
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **rules}
-    return SamplingBatch.from_lists(
-        temperatures=[values["temperature"]] * count,
-        top_k=[values["top_k"]] * count,
-        top_p=[values["top_p"]] * count,
-        min_p=[values["min_p"]] * count,
-        seeds=[9] * count,
-        choices=[1] * count,
-        positions=range(count),
-    )
+    return sampling_rows(range(count), seed=9, choice=1, **rules)
 
 
 def compared(logits, output, rules, tolerance=1e-3):

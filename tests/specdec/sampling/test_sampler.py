@@ -17,6 +17,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 ALONE = TensorParallelGroup()
 
@@ -30,15 +31,8 @@ def batch_of(
     seed: int = 7,
 ) -> SamplingBatch:
     """Make a batch whose row i is output position i of one request."""
-    return SamplingBatch.from_lists(
-        temperatures=temperature if isinstance(temperature, list) else [temperature] * num_rows,
-        top_k=top_k if isinstance(top_k, list) else [top_k] * num_rows,
-        top_p=top_p if isinstance(top_p, list) else [top_p] * num_rows,
-        min_p=min_p if isinstance(min_p, list) else [min_p] * num_rows,
-        seeds=[seed] * num_rows,
-        choices=[0] * num_rows,
-        positions=list(range(num_rows)),
-    )
+    rules = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    return sampling_rows(range(num_rows), seed=seed, **rules)
 
 
 def random_logits(num_rows: int, vocab_size: int, spread: float = 2.0, seed: int = 0) -> Tensor:
@@ -151,32 +145,19 @@ def test_mixed_batch_equals_its_rows_alone():
     min_p = [0.5, 0.0, 0.1, 0.0, 0.01, 0.3, 0.0, 0.2]
     together = sample_whole(logits, batch_of(8, temperature, top_k, top_p, min_p))
     for row in range(8):
-        batch = SamplingBatch.from_lists(
-            temperatures=temperature[row : row + 1],
-            top_k=top_k[row : row + 1],
-            top_p=top_p[row : row + 1],
-            min_p=min_p[row : row + 1],
-            seeds=[7],
-            choices=[0],
-            positions=[row],
-        )
+        rules = {"temperature": temperature[row], "top_k": top_k[row], "top_p": top_p[row]}
+        batch = sampling_rows([row], seed=7, min_p=min_p[row], **rules)
         assert sample_whole(logits[row : row + 1], batch).item() == together[row].item()
     assert torch.equal(together[[0, 3, 6]], logits[[0, 3, 6]].argmax(1))
 
 
-@pytest.mark.parametrize("other", ["seeds", "choices", "positions"])
+@pytest.mark.parametrize("other", ["seed", "choice", "positions"])
 def test_seed_choice_and_position_each_change_the_sample(other):
-    fields = {"seeds": [1] * 300, "choices": [0] * 300, "positions": list(range(300))}
-    limits = {
-        "temperatures": [1.0] * 300,
-        "top_k": [0] * 300,
-        "top_p": [1.0] * 300,
-        "min_p": [0.0] * 300,
-    }
+    fields = {"seed": [1] * 300, "choice": [0] * 300, "positions": list(range(300))}
     logits = torch.zeros(300, 1000)
-    first = sample_whole(logits, SamplingBatch.from_lists(**limits, **fields))
+    first = sample_whole(logits, sampling_rows(**fields))
     fields[other] = [value + 1000 for value in fields[other]]
-    second = sample_whole(logits, SamplingBatch.from_lists(**limits, **fields))
+    second = sample_whole(logits, sampling_rows(**fields))
     # Each of 300 pairs is equal with a chance of 1 / 1000; 10 equal ones have odds of 1e-12.
     assert (first == second).sum() < 10
 

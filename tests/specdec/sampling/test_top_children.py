@@ -10,11 +10,11 @@ from specdec.sampling.draft_temperature import draft_batch_of
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.row_ops import CpuRowOps, RowOps
 from specdec.sampling.sampler import sample
-from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.top_children import best_children_of
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.dynamic_tree import Children
 from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.sampling_rows import sampling_rows
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 from tests.specdec.trees import best_children
 
@@ -40,16 +40,8 @@ def by_kernel(logits, target_ids, batch, count):
 
 
 def batch_of(num_rows, **changes):
-    values = {
-        "temperatures": [0.8] * num_rows,
-        "top_k": [0] * num_rows,
-        "top_p": [1.0] * num_rows,
-        "min_p": [0.0] * num_rows,
-        "seeds": list(range(num_rows)),
-        "choices": [0] * num_rows,
-        "positions": [3] * num_rows,
-    }
-    return SamplingBatch.from_lists(**{**values, **changes})
+    values = {"temperature": 0.8, "seed": range(num_rows), "positions": [3] * num_rows}
+    return sampling_rows(**{**values, **changes})
 
 
 def noise_of(batch, vocab_size):

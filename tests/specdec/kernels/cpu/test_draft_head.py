@@ -10,7 +10,6 @@ import torch
 from specdec.kernels.cpu import native_library
 from specdec.kernels.reference.forward_batch import Chunk, ForwardBatch, PairInputs
 from specdec.sampling.row_ops import RowOps
-from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.kernels.cpu.tiny_head import (
     EAGLE1,
     EAGLE3,
@@ -19,6 +18,7 @@ from tests.specdec.kernels.cpu.tiny_head import (
     VARIANTS,
     TinyHead,
 )
+from tests.specdec.sampling.sampling_rows import sampling_rows
 from tests.specdec.threads import num_threads
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -72,13 +72,9 @@ class Texts:
 
 def sampling(count, temperature, position=7, **options):
     """Return the parameters of `count` rows at `position`, with different seeds."""
-    values = {"top_k": [0], "top_p": [1.0], "min_p": [0.0]} | options
-    return SamplingBatch.from_lists(
-        temperatures=[temperature] * count,
-        seeds=list(range(50, 50 + count)),
-        choices=[2] * count,
-        positions=[position] * count,
-        **{name: value * count for name, value in values.items()},
+    seeds = range(50, 50 + count)
+    return sampling_rows(
+        [position] * count, temperature=temperature, seed=seeds, choice=2, **options
     )
 
 
@@ -140,7 +136,7 @@ def test_greedy_draft_equals_steps(texts, counts):
     assert found == texts.draft_step_by_step(counts, greedy(texts.head), *PARTS)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": [40], "top_p": [0.9], "min_p": [0.001]}])
+@pytest.mark.parametrize("options", [{}, {"top_k": 40, "top_p": 0.9, "min_p": 0.001}])
 @pytest.mark.parametrize("temperature", [1.0, 8.0])
 def test_coupled_draft_has_the_noise_of_the_target(texts, temperature, options):
     texts.run((1, 1, 5))

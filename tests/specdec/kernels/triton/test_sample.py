@@ -16,7 +16,7 @@ from specdec.kernels.triton.device.logarithm import exponential, log
 from specdec.sampling import gumbel
 from specdec.sampling.gumbel import LEAST_SCORE
 from specdec.sampling.row_ops import RowOps
-from specdec.sampling.sampling_batch import SamplingBatch
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 ALONE = TensorParallelGroup()
 
@@ -85,7 +85,7 @@ def test_random_words_are_those_of_the_reference():
 
 @pytest.mark.parametrize(("seed", "choice", "position"), [(0, 0, 0), (-5, 2**32 - 1, 77)])
 def test_noise_is_that_of_the_reference_but_for_the_last_place(seed, choice, position):
-    batch = batch_of(1, seeds=[seed], choices=[choice], positions=[position])
+    batch = batch_of(1, seed=seed, choice=choice, positions=[position])
     chunks = torch.arange(3, 11)
     keys = batch.noise_keys[torch.zeros(8, dtype=torch.int64)]
     expected = gumbel.gumbel_noise(keys, chunks)
@@ -96,16 +96,8 @@ def test_noise_is_that_of_the_reference_but_for_the_last_place(seed, choice, pos
 
 
 def batch_of(num_rows, **changes):
-    values = {
-        "temperatures": [0.8] * num_rows,
-        "top_k": [0] * num_rows,
-        "top_p": [1.0] * num_rows,
-        "min_p": [0.0] * num_rows,
-        "seeds": list(range(num_rows)),
-        "choices": [0] * num_rows,
-        "positions": list(range(num_rows)),
-    }
-    return SamplingBatch.from_lists(**{**values, **changes})
+    values = {"temperature": 0.8, "seed": range(num_rows), "positions": range(num_rows)}
+    return sampling_rows(**{**values, **changes})
 
 
 def sampling_of(batch):
@@ -145,7 +137,7 @@ def same_tokens(logits, batch, *, truncates=False):
 
 def test_tokens_are_those_of_the_reference():
     temperatures = [0.0, 0.7, 1.0, 0.3]
-    same_tokens(logits_of(4, 1000), batch_of(4, temperatures=temperatures))
+    same_tokens(logits_of(4, 1000), batch_of(4, temperature=temperatures))
 
 
 @pytest.mark.slow
@@ -160,7 +152,7 @@ def test_truncated_tokens_are_those_of_the_reference(limits, dtype):
 @pytest.mark.slow
 def test_tokens_of_many_positions_are_those_of_the_reference():
     logits = logits_of(1, 300).expand(64, -1).contiguous()
-    same_tokens(logits, batch_of(64, seeds=[9] * 64))
+    same_tokens(logits, batch_of(64, seed=9))
 
 
 def test_rows_that_cannot_be_sampled_return_a_token():

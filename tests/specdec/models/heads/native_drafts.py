@@ -8,23 +8,15 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
-from specdec.sampling.sampling_batch import SamplingBatch
 from tests.specdec.models.heads.driver import BLOCK_SIZE, Drafting, sequences, target_model
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 COUNTS = (5, 1, 4)
 
 
 def params(temperature):
     """Return the sampling parameters of the first draft tokens of three sequences."""
-    return SamplingBatch.from_lists(
-        temperatures=[temperature] * 3,
-        top_k=[0] * 3,
-        top_p=[1.0] * 3,
-        min_p=[0.0] * 3,
-        seeds=[3, 4, 5],
-        choices=[0] * 3,
-        positions=[9] * 3,
-    ).params
+    return sampling_rows([9] * 3, temperature=temperature, seed=[3, 4, 5]).params
 
 
 class WholeDrafts(Drafting):

@@ -11,10 +11,10 @@ from specdec.sampling.device.device_sampler import DeviceRules, SamplingKind
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.row_ops import RowOps
 from specdec.sampling.sampler import sample_on_device
-from specdec.sampling.sampling_batch import SamplingBatch
 from specdec.sampling.truncation import DeviceLimits
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 ALONE = TensorParallelGroup()
 VOCAB = 383
@@ -32,15 +32,15 @@ def rows(count, seed=0):
         indices = torch.randint(len(values), (count,), generator=generator)
         return [values[index] for index in indices]
 
-    batch = SamplingBatch.from_lists(
-        temperatures=pick(TEMPERATURES),
-        top_k=pick(TOP_K),
-        top_p=pick(TOP_P),
-        min_p=pick(MIN_P),
-        seeds=torch.randint(2**60, (count,), generator=generator).tolist(),
-        choices=pick([0, 1, 7]),
-        positions=torch.randint(500, (count,), generator=generator).tolist(),
-    )
+    rules = {
+        "temperature": pick(TEMPERATURES),
+        "top_k": pick(TOP_K),
+        "top_p": pick(TOP_P),
+        "min_p": pick(MIN_P),
+        "seed": torch.randint(2**60, (count,), generator=generator).tolist(),
+        "choice": pick([0, 1, 7]),
+    }
+    batch = sampling_rows(torch.randint(500, (count,), generator=generator).tolist(), **rules)
     return torch.randn(count, VOCAB, generator=generator) * 3, batch
 
 
@@ -145,15 +145,8 @@ def test_a_kind_does_the_work_that_rows_need(kind):
     """Rows that need less than the kind have the same tokens under a kind that does more."""
     logits, _ = rows(6)
     temperature = 0.0 if kind is SamplingKind.GREEDY else 0.8
-    batch = SamplingBatch.from_lists(
-        temperatures=[temperature] * 6,
-        top_k=[5 if kind is SamplingKind.TRUNCATED else 0] * 6,
-        top_p=[1.0] * 6,
-        min_p=[0.0] * 6,
-        seeds=list(range(6)),
-        choices=[0] * 6,
-        positions=[3] * 6,
-    )
+    top_k = 5 if kind is SamplingKind.TRUNCATED else 0
+    batch = sampling_rows([3] * 6, temperature=temperature, top_k=top_k, seed=range(6))
     shard = VocabShard(ALONE, 0, VOCAB)
     expected = RowOps().sample_batch(logits, batch).tolist()
     for more in [each for each in SamplingKind if each >= kind]:

@@ -19,6 +19,7 @@ from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling.sampling_params import VerifierName
+from tests.specdec.sampling.sampling_rows import sampling_rows
 
 Model = Callable[[Tensor, Tensor], Tensor]
 """Function from last tokens [n] and positions of the next tokens [n] to logits [n, vocab_size]."""
@@ -48,16 +49,7 @@ def positional(logits: Tensor) -> Model:
 def sampling_batch(
     temperature: float, seeds: Tensor, positions: Tensor, **params: float
 ) -> SamplingBatch:
-    count = len(seeds)
-    return SamplingBatch.from_lists(
-        temperatures=[temperature] * count,
-        top_k=[int(params.get("top_k", 0))] * count,
-        top_p=[params.get("top_p", 1.0)] * count,
-        min_p=[params.get("min_p", 0.0)] * count,
-        seeds=seeds.tolist(),
-        choices=[0] * count,
-        positions=positions.tolist(),
-    )
+    return sampling_rows(positions.tolist(), temperature=temperature, seed=seeds.tolist(), **params)
 
 
 class Verified(list[tuple[int, ...]]):
