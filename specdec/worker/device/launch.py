@@ -275,12 +275,12 @@ class StepLauncher:
         return self._packer.unpack(self.buffers.input, shape)
 
     def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
-        size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
+        offsets = self._offsets[: shape.query_len]
         indices = packed.indices(offsets)
         positions = packed.positions(offsets) if shape.has_trees else indices
         tables = self._state.tables[packed.places, : shape.num_blocks]
-        slots = slots_at(indices, tables, size)
-        slots.masked_fill_(offsets > packed.num_drafts[:, None], self._limits.num_blocks * size)
+        slots = slots_at(indices, tables, self._limits.block_size)
+        slots.masked_fill_(offsets > packed.num_drafts[:, None], self._limits.padding_slot)
         return DeviceBatch(
             input_ids=torch.cat([packed.first[:, None], packed.drafts], 1).flatten(),
             positions=positions.flatten(),

@@ -50,10 +50,9 @@ class RaggedPass:
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._model, self._kv_cache, self._state, self._limits = model, kv_cache, state, limits
         self._drafts = drafts
-        self._padding_slot = limits.num_blocks * limits.block_size
         self._input_ids, self._positions, self._rows = (ids(num_tokens) for _ in range(3))
         self._adapters = ids(num_tokens).to(torch.int32)
-        self._slots = ids(num_tokens) + self._padding_slot
+        self._slots = ids(num_tokens) + limits.padding_slot
         self._bounds = ids(limits.max_num_seqs + 1).to(torch.int32)
         self._context_lens = ids(limits.max_num_seqs) + 1
         self._tables = ids(limits.max_num_seqs, limits.blocks_of_longest) + limits.num_blocks
@@ -90,7 +89,7 @@ class RaggedPass:
         if packed.trees is not None:
             self._spread_trees(packed, packed.trees, rows, columns)
         self._slots[: shape.num_tokens] = slots.masked_fill(
-            offsets > num_drafts, self._padding_slot
+            offsets > num_drafts, self._limits.padding_slot
         )
         if shape.has_adapters:
             self._adapters[: shape.num_tokens] = packed.table[rows, Word.ADAPTER]

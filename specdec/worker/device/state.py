@@ -59,6 +59,11 @@ class DeviceStepLimits:
         """Blocks of a sequence of max_model_len tokens."""
         return -(-self.max_model_len // self.block_size)
 
+    @property
+    def padding_slot(self) -> int:
+        """The first slot of KV that no sequence reads: of the block after the pool."""
+        return self.num_blocks * self.block_size
+
 
 class DeviceState:
     """State of the sequences of a rank that is on the device, by a place for each.

@@ -83,7 +83,7 @@ class BlockDrafts(KvDrafts[BlockParts], LaunchedDrafts[BlockParts]):
         return DeviceBatch(
             input_ids=token_ids.flatten(),
             positions=positions.flatten(),
-            slot_mapping=slots.masked_fill(has_none, self._limits.num_blocks * size).flatten(),
+            slot_mapping=slots.masked_fill(has_none, self._limits.padding_slot).flatten(),
             block_tables=tables,
             context_lens=positions[:, -1] + 1,
             query_len=token_ids.shape[1],

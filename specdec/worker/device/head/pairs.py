@@ -42,7 +42,7 @@ class KvDrafts(HeadDrafts[Parts]):
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
-        self._slots = slots.new_full((num_tokens,), limits.num_blocks * limits.block_size)
+        self._slots = slots.new_full((num_tokens,), limits.padding_slot)
         self._features = page.new_zeros(num_tokens, page.shape[1])
         self._first = slots.new_zeros(num_rows)  # the last known token before the step
         self._outputs = page.new_zeros(num_rows, parts.head.output_size)  # of the last pass
@@ -59,7 +59,7 @@ class KvDrafts(HeadDrafts[Parts]):
 
     def forget_pass(self) -> None:
         """Store no feature of the passes that were kept: captures run without one before them."""
-        self._slots.fill_(self._limits.num_blocks * self._limits.block_size)
+        self._slots.fill_(self._limits.padding_slot)
 
     def keep_first(self, first: Tensor) -> None:
         """Keep the last known token of each row, [num_rows]."""
@@ -92,11 +92,10 @@ class KvDrafts(HeadDrafts[Parts]):
         features = torch.where(is_first[:, None], self.parts.features[slots], own)
         first = first_slot(self.parts.head)
         is_pair = is_written & (batch.positions >= first)
-        padding_slot = self._limits.num_blocks * size
         pairs = replace(
             batch,
             positions=batch.positions.clamp_min(first),
-            slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
+            slot_mapping=batch.slot_mapping.masked_fill(~is_pair, self._limits.padding_slot),
             context_lens=batch.context_lens.clamp_min(first + 1),
             trees=None,  # their nodes are no prompt
         )
@@ -139,6 +138,10 @@ class KvDrafts(HeadDrafts[Parts]):
         )
         return torch.cat([before, own], 1).flatten(0, 1)
 
+    def _tables(self, shape: StepShape) -> Tensor:
+        """Return the block tables of the rows, [num_rows, num_blocks]."""
+        return self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
+
     def _batch(
         self, token_ids: Tensor, positions: Tensor, is_written: Tensor, shape: StepShape
     ) -> DeviceBatch:
@@ -146,12 +149,12 @@ class KvDrafts(HeadDrafts[Parts]):
         size, last = self._limits.block_size, shape.num_blocks * self._limits.block_size - 1
         is_written = is_written & (positions <= last)  # a row that has ended may be beyond it
         positions = positions.clamp_max(last)
-        tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
+        tables = self._tables(shape)
         slots = slots_at(positions, tables, size)
         return DeviceBatch(
             input_ids=token_ids.flatten(),
             positions=positions.flatten(),
-            slot_mapping=slots.masked_fill(~is_written, self._limits.num_blocks * size).flatten(),
+            slot_mapping=slots.masked_fill(~is_written, self._limits.padding_slot).flatten(),
             block_tables=tables,
             context_lens=positions[:, -1] + 1,
             query_len=token_ids.shape[1],

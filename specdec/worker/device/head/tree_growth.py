@@ -23,7 +23,7 @@ from specdec.sampling.device.device_growth import (
 from specdec.sampling.device.device_sampler import SamplingKind
 from specdec.types.drafts.draft_tree import MAX_TREE_NODES
 from specdec.worker.device.head.pairs import PairDrafts
-from specdec.worker.device.state import slots_at
+from specdec.worker.device.state import DeviceStepLimits, slots_at
 from specdec.worker.device.step_graphs import StepShape
 
 
@@ -37,7 +37,7 @@ class TreePairDrafts(PairDrafts):
     def grow(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Draft the tree or the chain that each row wants; edits: as in `_select`."""
         assert self.growth is not None, "the host drafts trees"
-        head, num_rows = self.parts.head, shape.num_rows
+        head, num_rows, tables = self.parts.head, shape.num_rows, self._tables(shape)
         wanted = self._wanted(num_rows)
         growth = TreeGrowth(self.growth, wanted)
         nodes = _RunNodes(self._ends[:num_rows].clamp_min(2), wanted, self.growth)
@@ -48,7 +48,8 @@ class TreePairDrafts(PairDrafts):
             children = self._children(logits, level, self.growth.width, kind, edits, paths)
             frontier = growth.add_level(children)
             if level + 1 < self.growth.depth:
-                outputs = self._advance(nodes.batch(frontier, self, shape), frontier, outputs)
+                batch = nodes.batch(frontier, tables, self._limits)
+                outputs = self._advance(batch, frontier, outputs)
                 if edits is not None:
                     paths = _extended(paths, frontier)
         self._keep(growth.best(), growth.chains(), wanted.is_tree)
@@ -77,20 +78,6 @@ class TreePairDrafts(PairDrafts):
         found = head.run_on_device(batch, features, self.parts.kv_cache)
         return found.view(*frontier.token_ids.shape, -1)
 
-    def tables_of(self, shape: StepShape) -> Tensor:
-        """Return the block tables of the rows, [num_rows, num_blocks]."""
-        return self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
-
-    @property
-    def block_size(self) -> int:
-        """Slots of a block; the padding block is after the pool."""
-        return self._limits.block_size
-
-    @property
-    def padding_slot(self) -> int:
-        """The slot of KV that no sequence reads."""
-        return self._limits.num_blocks * self._limits.block_size
-
 
 class _RunNodes:
     """The nodes of growing trees that have KV: w on each level of a tree of width w.
@@ -106,8 +93,8 @@ class _RunNodes:
         self._words = torch.zeros_like(ends)[:, None]  # the nodes that the frontier before sees
         self._level = 0
 
-    def batch(self, frontier: Frontier, drafts: TreePairDrafts, shape: StepShape) -> DeviceBatch:
-        """Return the input of the pass over the next level."""
+    def batch(self, frontier: Frontier, tables: Tensor, limits: DeviceStepLimits) -> DeviceBatch:
+        """Return the input of the pass over the next level; tables: [B, num_blocks]."""
         widths, level = self._wanted.widths[:, None], self._level
         index = level * widths + self._places
         runs = level < self._wanted.depths[:, None] - 1
@@ -117,15 +104,15 @@ class _RunNodes:
         words = self._words.gather(1, frontier.parent_places)
         self._words = torch.where(own != 0, words | own, 0)
         self._level += 1
-        tables, size = drafts.tables_of(shape), drafts.block_size
-        last = shape.num_blocks * size - 1  # rows that have ended may be at the end of their table
+        size = limits.block_size
+        last = tables.shape[1] * size - 1  # rows that have ended may be at the end of their table
         slots = slots_at((self._ends + index).clamp_max(last), tables, size)
         nodes = torch.arange(self._level * self._growth.width, device=index.device)
         context = self._ends + torch.where(runs, self._level * widths, 0)
         return DeviceBatch(
             input_ids=frontier.token_ids.masked_fill(own == 0, 0).flatten(),
             positions=(self._ends + level).clamp_max(last).expand_as(index).flatten(),
-            slot_mapping=slots.masked_fill(~is_written, drafts.padding_slot).flatten(),
+            slot_mapping=slots.masked_fill(~is_written, limits.padding_slot).flatten(),
             block_tables=tables,
             context_lens=context.clamp_max(last + 1).squeeze(1),
             query_len=self._growth.width,
