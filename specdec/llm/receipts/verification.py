@@ -34,7 +34,7 @@ from specdec.types.reports.receipts import (
     params_from,
     prompt_digest,
 )
-from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
+from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import Replay, SamplingRules
 
 _IDENTITY = (
@@ -84,7 +84,7 @@ def verify_receipt(
     try:
         answer = _ClaimedAnswer.of(statement, receipt.opening, replayer)
         choices = tuple(
-            _verify_choice(choice, output, answer, replayer, tolerance)
+            answer.verify_choice(choice, output, tolerance)
             for choice, output in zip(statement.choices, receipt.opening.outputs, strict=True)
         )
     except (InvalidValueError, GrammarError) as error:
@@ -141,10 +141,11 @@ def _obstacle(receipt: Receipt, statement: Statement, present: ReceiptModel) -> 
 
 @dataclass(frozen=True)
 class _ClaimedAnswer:
-    """An answer as its receipt states it."""
+    """An answer as its receipt states it, and the model that is to have given it."""
 
     statement: Statement
     request: EngineRequest
+    replayer: Replayer
 
     @classmethod
     def of(cls, statement: Statement, opening: Opening, replayer: Replayer) -> _ClaimedAnswer:
@@ -157,64 +158,50 @@ class _ClaimedAnswer:
             seed=statement.seed,
             grammar=None if spec is None else replayer.grammar(spec, params.n),
         )
-        return cls(statement, request)
+        return cls(statement, request, replayer)
 
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
+    def verify_choice(
+        self, choice: ReceiptChoice, output: Sequence[int], tolerance: float
+    ) -> ChoiceReport:
+        """Return the report on a choice."""
+        wrong_end = self._unknown_token(output) or self._wrong_end(choice, output)
+        end = len(output) if wrong_end is None else wrong_end.position
+        num_resumed = self.statement.num_resumed_tokens
+        report = ChoiceReport(choice.index, len(output), num_resumed, impossible=wrong_end)
+        if end <= num_resumed:
+            return report
+        replay = Replay(tuple(output[:end]), choice.index, tolerance)
+        return report.with_tokens(self.replayer.replay(self.request, replay), tolerance)
 
+    def _unknown_token(self, output: Sequence[int]) -> ImpossibleToken | None:
+        """Return the first token that is not in the vocabulary."""
+        size = self.replayer.model.vocab_size
+        unknown = ((i, token_id) for i, token_id in enumerate(output) if not 0 <= token_id < size)
+        position, token_id = next(unknown, (None, 0))
+        if position is None:
+            return None
+        return ImpossibleToken(position, token_id, None, None, "it is no token of the model")
 
-def _verify_choice(
-    choice: ReceiptChoice,
-    output: Sequence[int],
-    answer: _ClaimedAnswer,
-    replayer: Replayer,
-    tolerance: float,
-) -> ChoiceReport:
-    wrong_end = _unknown_token(output, replayer) or _wrong_end(choice, output, answer, replayer)
-    end = len(output) if wrong_end is None else wrong_end.position
-    num_resumed = answer.statement.num_resumed_tokens
-    report = ChoiceReport(choice.index, len(output), num_resumed, impossible=wrong_end)
-    if end <= num_resumed:
-        return report
-    replay = Replay(tuple(output[:end]), choice.index, tolerance)
-    return report.with_tokens(replayer.replay(answer.request, replay), tolerance)
-
-
-def _unknown_token(output: Sequence[int], replayer: Replayer) -> ImpossibleToken | None:
-    """Return the first token that is not in the vocabulary."""
-    size = replayer.model.vocab_size
-    unknown = ((i, token_id) for i, token_id in enumerate(output) if not 0 <= token_id < size)
-    position, token_id = next(unknown, (None, 0))
-    if position is None:
+    def _wrong_end(self, choice: ReceiptChoice, output: Sequence[int]) -> ImpossibleToken | None:
+        """Return the first place where the text ends and the output does not, or the other way."""
+        seq, last = self._text(), len(output) - 1
+        ends, max_model_len = self.replayer.model.eos_token_ids, self.statement.model.max_model_len
+        stops = (append(seq, token_id, ends, max_model_len) for token_id in output)
+        end, stop = next(((i, each) for i, each in enumerate(stops) if each), (last, None))
+        if end < last:
+            return ImpossibleToken(end + 1, output[end + 1], None, None, "the text ends before it")
+        if stop is None:
+            return ImpossibleToken(last, output[last], None, None, "the text does not end here")
+        found = stop.finish_reason.value, stop.stop_reason
+        if found != (choice.finish_reason, choice.stop_reason):
+            by = stop.finish_reason.value if stop.stop_reason is None else repr(stop.stop_reason)
+            reason = f"the text ends here by {by}"
+            return ImpossibleToken(last, output[last], None, None, reason)
         return None
-    return ImpossibleToken(position, token_id, None, None, "it is no token of the model")
 
-
-def _wrong_end(
-    choice: ReceiptChoice, output: Sequence[int], answer: _ClaimedAnswer, replayer: Replayer
-) -> ImpossibleToken | None:
-    """Return the first place where the text ends and the output does not, or the other way."""
-    seq, last = _text_of(answer, replayer), len(output) - 1
-    ends, max_model_len = replayer.model.eos_token_ids, answer.statement.model.max_model_len
-    stops = (append(seq, token_id, ends, max_model_len) for token_id in output)
-    end, stop = next(((i, each) for i, each in enumerate(stops) if each), (last, None))
-    if end < last:
-        return ImpossibleToken(end + 1, output[end + 1], None, None, "the text ends before it")
-    if stop is None:
-        return ImpossibleToken(last, output[last], None, None, "the text does not end here")
-    if (stop.finish_reason.value, stop.stop_reason) != (choice.finish_reason, choice.stop_reason):
-        by = stop.finish_reason.value if stop.stop_reason is None else repr(stop.stop_reason)
-        reason = f"the text ends here by {by}"
-        return ImpossibleToken(last, output[last], None, None, reason)
-    return None
-
-
-def _text_of(answer: _ClaimedAnswer, replayer: Replayer) -> TextSequence:
-    request = answer.request
-    detokenizer = None
-    if answer.params.stop:
-        prompt = request.prompt_token_ids
-        detokenizer = IncrementalDetokenizer.of(replayer.tokenizer, answer.params, prompt)
-    max_tokens = answer.params.max_tokens
-    return TextSequence(0, request, SamplingRules(), detokenizer, max_tokens)
+    def _text(self) -> TextSequence:
+        params, prompt = self.request.params, self.request.prompt_token_ids
+        detokenizer = None
+        if params.stop:
+            detokenizer = IncrementalDetokenizer.of(self.replayer.tokenizer, params, prompt)
+        return TextSequence(0, self.request, SamplingRules(), detokenizer, params.max_tokens)
