@@ -12,9 +12,10 @@ import yaml
 pytest.importorskip("helm_python", reason="needs helm-python-sdk: pip install -e '.[dev]'")
 
 from cluster.config.serve_config import ServeConfig
+from specdec.types.errors import InvalidValueError
 from tests.k8s.rendering import CHART, ROOT, parsed, render
 from tests.k8s.validity import check
-from tests.k8s.value_sets import GATEWAY, KEDA
+from tests.k8s.value_sets import GATEWAY, GPU, KEDA, with_model
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
 from tools.chart.files import MANIFESTS, generated_files
@@ -30,6 +31,7 @@ from tools.monitoring.files import DASHBOARD, RULES
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = (CHART / "values.yaml").read_text()
+QUANTIZATION = ServeConfig.settings()["quantization"].limit
 
 
 def test_the_generated_files_are_up_to_date():
@@ -132,6 +134,23 @@ def test_the_schema_accepts_every_value_that_the_service_accepts(name):
 )
 def test_the_schema_validates_speculative_config(value, is_valid):
     assert jsonschema.Draft7Validator(speculation_schema()).is_valid(value) is is_valid
+
+
+@pytest.mark.parametrize("kernels", ["auto", "native", "torch", "triton"])
+@pytest.mark.parametrize("quantization", QUANTIZATION.options)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_chart_accepts_a_quantization_where_the_service_does(device, quantization, kernels):
+    settings = {"quantization": quantization, "kernels": kernels}
+    values = {**with_model(settings=settings, device=device), "workerGroups": {"target": GPU}}
+    try:
+        ServeConfig.from_sources({**settings, "device": device})
+    except InvalidValueError as error:
+        if error.field != "quantization":
+            return  # of other combinations the service rejects more
+        with pytest.raises(Exception, match=r"settings\.quantization: "):
+            render(values)
+    else:
+        render(values)
 
 
 def referenced_names(content):

@@ -139,9 +139,9 @@ BY_A_TEMPLATE = {
         },
         "need 2 GPUs",
     ),
-    "int8 on GPUs": (
-        {**with_model(settings={"quantization": "int8"}), "workerGroups": {"target": GPU}},
-        "remove it, or set models[0].device to cpu",
+    "w8a8 on GPUs": (
+        {**with_model(settings={"quantization": "w8a8"}), "workerGroups": {"target": GPU}},
+        "write int8 or int4, or set models[0].device to cpu",
     ),
     "w8a8 with torch kernels": (
         with_model(settings={"quantization": "w8a8", "kernels": "torch"}),

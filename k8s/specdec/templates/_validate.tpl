@@ -118,10 +118,18 @@ the value, and ends with the fix.
 {{- fail (printf "%s.draft.maxWorkers: %d cannot be combined with replicasPerWorker; write 1 there" $at $maxWorkers) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $model.device "cuda") (ne (default "none" $model.settings.quantization) "none") -}}
-{{- fail (printf "%s.settings.quantization: %s is supported on CPUs only; remove it, or set %s.device to cpu" $at $model.settings.quantization $at) -}}
+{{- $kernels := default "auto" $model.settings.kernels -}}
+{{- $quantization := default "none" $model.settings.quantization -}}
+{{- if and (eq $model.device "cuda") (eq $quantization "w8a8") -}}
+{{- fail (printf "%s.settings.quantization: w8a8 runs on CPUs only; write int8 or int4, or set %s.device to cpu" $at $at) -}}
 {{- end -}}
-{{- if and (eq (default "auto" $model.settings.kernels) "torch") (eq (default "none" $model.settings.quantization) "w8a8") -}}
+{{- if and (eq $model.device "cpu") (ne $kernels "triton") (eq $quantization "int4") -}}
+{{- fail (printf "%s.settings.quantization: int4 runs on GPUs only; write int8 or w8a8, or run the model on a group with GPUs" $at) -}}
+{{- end -}}
+{{- if and (eq $model.device "cuda") (eq $kernels "torch") (has $quantization (list "int8" "int4")) -}}
+{{- fail (printf "%s.settings.quantization: %s on GPUs needs Triton's kernels; remove %s.settings.kernels" $at $quantization $at) -}}
+{{- end -}}
+{{- if and (has $kernels (list "torch" "triton")) (eq $quantization "w8a8") -}}
 {{- fail (printf "%s.settings.quantization: w8a8 needs the native kernels; write int8, or remove %s.settings.kernels" $at $at) -}}
 {{- end -}}
 {{- end -}}
