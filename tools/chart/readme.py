@@ -25,7 +25,7 @@ Helm chart that deploys specdec as one KubeRay RayService, which serves one or m
 | Helm | 3.17 or later, or 4 |
 
 [docs/kubernetes.md](../../docs/kubernetes.md) is the guide. [examples/](examples) contains values
-for six kinds of cluster, and [../manifests](../manifests) the same examples rendered, for
+for several kinds of cluster, and [../manifests](../manifests) the same examples rendered, for
 installation without Helm.
 
 ```bash
