@@ -13,7 +13,7 @@ pytest.importorskip("helm_python", reason="needs helm-python-sdk: pip install -e
 
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import InvalidValueError
-from tests.k8s.rendering import CHART, ROOT, parsed, render
+from tests.k8s.rendering import CHART, ROOT, parsed, render, serve_config
 from tests.k8s.validity import check
 from tests.k8s.value_sets import GATEWAY, GPU, KEDA, with_model
 from tools.chart.__main__ import main
@@ -102,6 +102,7 @@ def test_a_models_settings_are_those_of_the_service():
 
 
 PROBES = (-1, 0, 1, 2, 0.5, 1.5, 4096, 4097, 10**7, 2**24 + 1, True, False, "", "text", "bfloat16")
+FORMS = ({"rope_theta": 1e6}, '{"rope_theta": 1e6}', ["a"])
 
 
 @pytest.mark.parametrize("name", settings_schema()["properties"])
@@ -109,7 +110,7 @@ def test_the_schema_accepts_every_value_that_the_service_accepts(name):
     """The service may reject more values, such as URLs; for numbers both accept the same."""
     schema, limit = settings_schema()["properties"][name], ServeConfig.settings()[name].limit
     validator = jsonschema.Draft7Validator(schema)
-    for probe in PROBES:
+    for probe in (*PROBES, *FORMS):
         if limit.accepts(probe):
             assert validator.is_valid(probe), probe
     numbers = [probe for probe in PROBES if type(probe) in (int, float)]
@@ -126,7 +127,18 @@ def test_the_schema_accepts_every_value_that_the_service_accepts(name):
         ("none", True),
         ("on", False),
         ({"method": "ngram", "num_speculative_tokens": 3}, True),
+        ({"num_speculative_tokens": 33}, False),
         ({"num_speculative_tokens_per_batch_size": [[1, 4, 5]]}, True),
+        ({"acceptance_threshold": "strict"}, True),
+        ({"acceptance_threshold": 0.5}, True),
+        ({"acceptance_threshold": "high"}, False),
+        ({"method": "eagle3", "fallback": {"method": "draft_model", "model": "org/small"}}, True),
+        ({"first": "suffix"}, True),
+        ({"first": 1}, False),
+        ({"first": {"method": "eagle9"}}, False),
+        ({"fallback": {"metod": "ngram"}}, False),
+        ({"fallback": {"method": "ngram", "promt_lookup_max": 3}}, False),
+        ({"fallback": {"method": "ngram", "prompt_lookup_max": "3"}}, False),
         ({"method": "eagle9"}, False),
         ({"num_speculative_tokens": "3"}, False),
         ({"tokens": 3}, False),
@@ -134,6 +146,39 @@ def test_the_schema_accepts_every_value_that_the_service_accepts(name):
 )
 def test_the_schema_validates_speculative_config(value, is_valid):
     assert jsonschema.Draft7Validator(speculation_schema()).is_valid(value) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lora_modules", {"sql": "/models/sql"}),
+        ("lora_modules", ["sql=/models/sql"]),
+        ("lora_modules", "sql=/models/sql"),
+        ("hf_overrides", {"rope_theta": 1e6}),
+        ("hf_overrides", '{"rope_theta": 1e6}'),
+    ],
+)
+def test_a_setting_is_in_the_forms_of_a_configuration_file(name, value):
+    settings = {"enable_lora": True, name: value}
+    ServeConfig.from_sources(settings)
+    [application] = serve_config(render(with_model(settings=settings)))["applications"]
+    assert application["args"][name] == value
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        lambda keys: {"method": "draft_model", **keys},
+        lambda keys: {"method": "suffix", "fallback": "draft_model", **keys},
+        lambda keys: {"method": "ngram", "fallback": {"method": "draft_model", **keys}},
+    ],
+)
+def test_a_draft_model_of_any_role_needs_its_gpus(draft, ranks):
+    config = draft({"model": "org/small", "draft_tensor_parallel_size": ranks})
+    values = {**with_model(speculativeConfig=config), "workerGroups": {"target": GPU}}
+    with pytest.raises(Exception, match=rf"the models need {1 + ranks} GPUs|: {ranks} ranks need"):
+        render(values)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native", "torch", "triton"])

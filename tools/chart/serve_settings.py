@@ -7,7 +7,10 @@ from typing import Any, get_args, get_origin
 
 from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
+from specdec.config.speculation.method_roles import OTHER_ROLES
+from specdec.config.speculation.methods import METHODS, keys_of
 from specdec.config.speculation.speculative import key_types
+from specdec.types.sampling.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 CHART_SETTINGS = {
     "model": "models[].model",
@@ -46,6 +49,12 @@ STANDALONE_SETTINGS = (
 )
 """Settings of `specdec serve` that have no effect if KubeRay runs Ray Serve."""
 
+_TYPES_IN_FILES = {
+    "hf_overrides": ["string", "object"],
+    "lora_modules": ["string", "array", "object"],
+}
+"""The JSON types of settings that a configuration file may have as text or in other forms."""
+
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _BOUNDS = re.compile(r"a whole number from (-?\d+) to (-?\d+)")
 _MAXIMUM = re.compile(r"(?:at most|from 0 to) (\d+)$")
@@ -57,7 +66,9 @@ def settings_schema() -> dict[str, Any]:
     allowed = {
         name: _schema(each) for name, each in ServeConfig.settings().items() if name not in excluded
     }
-    return {"type": "object", "additionalProperties": False, "properties": allowed}
+    for name, types in _TYPES_IN_FILES.items():
+        allowed[name]["type"] = types
+    return _object_schema(allowed)
 
 
 def speculation_schema() -> dict[str, Any]:
@@ -67,8 +78,16 @@ def speculation_schema() -> dict[str, Any]:
     """
     known = {name: _field_schema(hint) for name, hint in key_types().items()}
     known["rejection_sample_method"] = {"type": "string"}
-    mapping = {"type": "object", "additionalProperties": False, "properties": known}
-    return {"anyOf": [{"type": "string", "enum": ["auto", "none"]}, mapping]}
+    known["num_speculative_tokens"] |= {"minimum": 1, "maximum": MAX_NUM_SPECULATIVE_TOKENS}
+    own = {key: known[key] for each in METHODS.values() for key in ("method", *keys_of(each))}
+    nested = {**_object_schema(own), "required": ["method"]}
+    for role in OTHER_ROLES:
+        known[role] = {"anyOf": [known[role], nested]}
+    return {"anyOf": [{"type": "string", "enum": ["auto", "none"]}, _object_schema(known)]}
+
+
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _schema(setting: Setting) -> dict[str, Any]:
@@ -100,4 +119,5 @@ def _field_schema(hint: Any) -> dict[str, Any]:
         return {"type": "array"}
     if options and all(isinstance(option, str) for option in options):
         return {"enum": options}
-    return _field_schema(options[0])
+    schemas = [_field_schema(option) for option in options]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

@@ -244,14 +244,20 @@ values.yaml with its defaults, and removed the ones that are null.
 {{- toJson (dict "models" $models) -}}
 {{- end -}}
 
-{{/* The number of ranks of a model's draft model; on GPUs each needs one. 0 without a draft model. */}}
+{{/*
+The number of ranks of a model's draft model, whatever its role; on GPUs each needs one. 0 without a
+draft model, and where the configuration has no method, which is draft_model for some keys.
+*/}}
 {{- define "specdec.draftRanks" -}}
-{{- $speculation := .speculativeConfig -}}
-{{- if kindIs "map" $speculation -}}
-{{- if eq (default "" $speculation.method) "draft_model" -}}
-{{- default 1 $speculation.draft_tensor_parallel_size -}}
-{{- else -}}0{{- end -}}
-{{- else -}}0{{- end -}}
+{{- $speculation := ternary .speculativeConfig dict (kindIs "map" .speculativeConfig) -}}
+{{- $ranks := 0 -}}
+{{- range $role := pick $speculation "method" "first" "fallback" -}}
+{{- $keys := ternary $role (merge (dict "method" $role) $speculation) (kindIs "map" $role) -}}
+{{- if eq (default "" $keys.method) "draft_model" -}}
+{{- $ranks = default 1 $keys.draft_tensor_parallel_size | int -}}
+{{- end -}}
+{{- end -}}
+{{- $ranks -}}
 {{- end -}}
 
 {{/* Most replicas of a model, for which there are draft workers where replicas share them. */}}
