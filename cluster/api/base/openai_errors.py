@@ -191,12 +191,15 @@ def _deepest(
 ) -> tuple[tuple[Any, ...], Sequence[Mapping[str, Any]]]:
     """Return the most deeply nested place, and its errors: all of the type, or one of the value.
 
-    A list that is too long fits one member of a union, and is of the wrong type for the others.
+    A list that is too long fits one member of a union, and is of the wrong type for the others. A
+    text that is none of the literals of one member may be one of another's, or a number.
     """
     paths = [_path(each["loc"][1:], error.body, each["type"]) for each in error.errors()]
     deepest = max(paths, key=len)
     found = [each for path, each in zip(paths, error.errors(), strict=True) if path == deepest]
     of_value = [each for each in found if not each["type"].endswith("_type")]
+    if of_value and all(each["type"] == "literal_error" for each in of_value):
+        return deepest, [each for each in found if each["type"] not in _OBJECT_EXPECTED]
     return deepest, of_value[:1] or found
 
 

@@ -111,8 +111,8 @@ def tool_use(
     """
     tools = _tools(request)
     choice = request.tool_choice if request.tool_choice is not None else "auto"
-    if not tools and choice not in ("auto", "none"):
-        raise InvalidValueError("tool_choice", request.tool_choice, "none or auto without tools")
+    if not tools:
+        _require_no_call(choice)
     if not tools or choice == "none":
         return None
     hides_marks = bool(form.opening) and is_special(form.opening)
@@ -165,6 +165,13 @@ def _optional(
     if hides_marks or not (is_needed and form.is_json):
         return None
     return optional_calls(tools, form, is_parallel=is_parallel)
+
+
+def _require_no_call(choice: str | NamedTool) -> None:
+    """Raise InvalidValueError for a choice that needs tools."""
+    if choice not in ("auto", "none"):
+        sent = choice.model_dump() if isinstance(choice, NamedTool) else choice
+        raise InvalidValueError("tool_choice", sent, "none or auto without tools")
 
 
 def _tools(request: ChatRequest) -> tuple[Tool, ...]:

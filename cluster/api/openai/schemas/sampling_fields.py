@@ -94,8 +94,9 @@ class ResponseFormat(RequestModel):
     def to_structure(self) -> StructuredOutput | None:
         """Convert; return None for any text. Raise InvalidValueError."""
         if (self.type == "json_schema") != (self.json_schema is not None):
+            sent = self.model_dump(by_alias=True, exclude_unset=True).get("json_schema")
             limit = "given with type json_schema, and with no other"
-            raise InvalidValueError("response_format.json_schema", self.type, limit)
+            raise InvalidValueError("response_format.json_schema", sent, limit)
         if self.type == "text":
             return None
         schema = self.json_schema.json_schema if self.json_schema else None
@@ -235,7 +236,7 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputs | None = option("required format of the text")
     guided_json: str | dict[str, Any] | None = option("JSON that matches this schema")
     guided_regex: str | None = option("a text that matches this regular expression")
-    guided_choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option(
+    guided_choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES, 1)] | None = option(
         "one of these texts"
     )
     guided_grammar: str | None = option("a text of this grammar, in Lark or GBNF")
@@ -366,6 +367,7 @@ def requested_structure(
     found = [each for each in others if each is not None]
     if request.structured_outputs is not None:
         given = request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        _require_one(given)
         found.append(_structure(**given))
     found += [_structure(**{_GUIDED[name]: value}) for name, value in request.guided.items()]
     if any(each != found[0] for each in found):
@@ -373,6 +375,17 @@ def requested_structure(
         limit = "one of response_format, tools, structured_outputs and the guided_ fields"
         raise InvalidValueError("structured_outputs", kinds, limit)
     return found[0] if found else None
+
+
+def _require_one(given: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError unless one field of StructuredOutputs requests a format."""
+    used = [name for name, value in given.items() if value not in (False, [])]
+    if not used and "choice" in given:
+        raise InvalidValueError("structured_outputs.choice", [], "a list that has at least 1 item")
+    if len(used) != 1:
+        names = [each.alias or name for name, each in StructuredOutputs.model_fields.items()]
+        limit = f"exactly one of {', '.join(names)}"
+        raise InvalidValueError("structured_outputs", used or given, limit)
 
 
 def _structure(**fields: Any) -> StructuredOutput:
