@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,24 +53,27 @@ def admin_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
     `?model=` selects the model; without it, the one of the application that receives the request.
     """
     router = APIRouter(prefix="/v1/admin")
-    routes: tuple[tuple[str, str, _Handler], ...] = (
-        ("GET", "/speculation", _get_speculation),
-        ("PUT", "/speculation", _put_speculation),
-        ("POST", "/speculation/preview", _preview),
-        ("GET", "/status", _status),
-        ("GET", "/replicas", _replicas),
-        ("GET", "/audit-log", _audit_log),
-        ("GET", "/watch", _watch),
-        ("POST", "/profile", _profile),
-        ("GET", "/drafters", _drafters),
-        ("POST", "/drafters", _order_drafter),
-        ("GET", "/adapters", _adapters),
-        ("POST", "/adapters", _order_adapter),
-    )
-    for method, path, handle in routes:
-        respond = _guarded(get_admin, handle, error_response)
-        router.add_api_route(path, respond, methods=[method])
+    routes: Mapping[str, Mapping[str, _Handler]] = {
+        "/speculation": {"GET": _get_speculation, "PUT": _put_speculation},
+        "/speculation/preview": {"POST": _preview},
+        "/status": {"GET": _status},
+        "/replicas": {"GET": _replicas},
+        "/audit-log": {"GET": _audit_log},
+        "/watch": {"GET": _watch},
+        "/profile": {"POST": _profile},
+        "/drafters": {"GET": _drafters, "POST": _order_drafter},
+        "/adapters": {"GET": _adapters, "POST": _order_adapter},
+    }
+    for path, handlers in routes.items():  # one route a path, whose methods an error 405 lists
+        respond = _guarded(get_admin, partial(_by_method, handlers), error_response)
+        router.add_api_route(path, respond, methods=[*handlers])
     return router
+
+
+async def _by_method(
+    handlers: Mapping[str, _Handler], admin: OperatorService, request: Request
+) -> Response:
+    return await handlers[request.method](admin, request)
 
 
 def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:

@@ -97,7 +97,11 @@ def test_unknown_paths_and_methods_have_the_format_of_other_errors():
         ("/v1/models", "GET, HEAD"),
         ("/openapi.json", "GET, HEAD"),
         ("/dashboard/app.js", "GET, HEAD"),
+        ("/dashboard/generate", "POST"),
         ("/v1/completions", "POST"),
+        ("/v1/admin/speculation", "GET, HEAD, PUT"),
+        ("/v1/admin/drafters", "GET, HEAD, POST"),
+        ("/v1/admin/adapters", "GET, HEAD, POST"),
     ],
 )
 def test_allow_has_the_methods_of_a_path(path, methods):
