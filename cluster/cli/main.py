@@ -6,6 +6,7 @@ they are used, so that `specdec generate` starts fast.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
@@ -42,6 +43,9 @@ _MODULES: Mapping[str, str] = MappingProxyType(
 )
 """The modules of the commands that are not here; the function has the name of the command."""
 
+_SERVERS = ("serve", "endpoint-picker")
+"""The commands whose output has what gRPC logs; in that of others an error is one line."""
+
 _SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_SPECDEC_COMPLETE"
 """The environment variable through which the script asks click for completions."""
@@ -71,6 +75,8 @@ class Commands(OneLineErrors):
         """Return a command; None where there is none of that name."""
         if cmd_name not in _MODULES:
             return super().get_command(ctx, cmd_name)
+        if cmd_name not in _SERVERS:  # gRPC reads it where it is imported
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         module = import_module(f"cluster.cli.{_MODULES[cmd_name]}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command), "a function that is no command"

@@ -2,8 +2,10 @@
 """The `specdec` command against a service in this process."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +16,8 @@ from specdec.client import StreamChunk
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import Usage
 from tests.cluster.cli.conftest import fails_with, run_cli
-from tests.specdec.client.fake_service import CHUNKS
+from tests.specdec.client.certificate import self_signed_certificate
+from tests.specdec.client.fake_service import CHUNKS, FakeService, running
 
 # generate
 
@@ -192,3 +195,22 @@ def test_with_json_errors_are_json(generate, service):
 def test_a_prompt_of_json_is_not_the_flag(generate, service):
     service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
     fails_with(generate("--", "--json"), "the queue is full")
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_failed_tls_handshake_is_one_line(flags, tmp_path, monkeypatch):
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    (tmp_path / "ca.pem").write_bytes(self_signed_certificate("localhost")[1])
+    with running(FakeService()) as service:
+        command = ["-m", "cluster", "status", "--tls-ca-file", "ca.pem"]
+        done = subprocess.run(
+            [sys.executable, *command, "--address", service.address, *flags],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert f"the TLS handshake with {service.address} failed" in line
