@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 
 from cluster.api.base.authentication import access_summary, read_keys, read_token, samples_warning
 from cluster.config.config_file import application_name, check_prefix
@@ -45,6 +45,7 @@ from specdec.engine.models.model_resolution import (
 from specdec.engine.models.preflight import check_draft_model, check_target
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.text.chat_template import read_template
+from specdec.types.errors import InvalidValueError
 
 Report = Callable[[str], None]
 
@@ -142,14 +143,20 @@ def _report_loading(configs: Sequence[ServeConfig], report: Report) -> None:
         report(f"loading {each.served_model_name} on {count} rank{'s' if count > 1 else ''}")
 
 
+def _called_addresses(listening: Listening) -> tuple[str, str]:
+    """Return the addresses of gRPC and HTTP that a client on this machine calls.
+
+    That of all interfaces becomes the loopback's, which is a name in certificates.
+    """
+    host = _LOOPBACK_OF.get(listening.host, listening.host)
+    return address_of(host, listening.grpc_port), address_of(host, listening.http_port)
+
+
 @contextmanager
 def _listed(configs: Sequence[ServeConfig], listening: Listening, report: Report) -> Iterator[None]:
     """Let the commands of this user find the service within the context."""
-    host = _LOOPBACK_OF.get(listening.host, listening.host)
-    grpc_address = address_of(host, listening.grpc_port)
-    http_address = address_of(host, listening.http_port)
     names = tuple(each.served_model_name for each in configs)
-    service = RunningService.of_this_process(grpc_address, http_address, names)
+    service = RunningService.of_this_process(*_called_addresses(listening), names)
     with ExitStack() as stack:
         try:
             stack.enter_context(recorded(service))
@@ -220,13 +227,30 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
 
 
 def _check_files(configs: Sequence[ServeConfig]) -> None:
-    """Raise InvalidValueError for a missing GPU, and for files of the service that are unusable."""
+    """Raise InvalidValueError for a missing GPU, and for files of the service that are unusable.
+
+    Creates missing directories and the database of the speculation settings.
+    """
     for each in configs:
         if each.device == "cuda":
             require_gpu()
         if each.chat_template is not None:
             read_template(each.chat_template)
+        ControlStore(state_dir(each.state_dir), each.served_model_name)
+        if each.profile_dir is not None:
+            _require_writable("profile_dir", each.profile_dir)
     check_certificate(configs[0].tls_cert_file, configs[0].tls_key_file)
+
+
+def _require_writable(setting: str, directory: Path) -> None:
+    """Create a directory where it is missing. Raise InvalidValueError if no file can be in it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        limit = f"a directory that can be written to ({error})"
+        raise InvalidValueError(setting, str(directory), limit) from error
 
 
 def _with_gpu_sharing(config: ServeConfig, report: Report) -> ServeConfig:
@@ -321,11 +345,13 @@ def _ready_message(
     scheme, tls_flag = ("https", " --tls-ca-file CA.pem") if config.tls_cert_file else ("http", "")
     names = ", ".join(each.served_model_name for each in configs)
     verb = "is" if len(configs) == 1 else "are"
-    url = f"{scheme}://{http_address}{prefix.rstrip('/')}"
-    model = ""
-    example = first_command(f"{grpc_address}{tls_flag}")
+    path = prefix.rstrip("/")
+    url = f"{scheme}://{http_address}{path}"
+    called_grpc, called_http = _called_addresses(listening)
+    model, example = "", first_command(f"{called_grpc}{tls_flag}")
     if prefix != "/":  # a request without a model name goes to the model at /
-        model, example = f", model {config.served_model_name}", f"curl {url}/v1/models"
+        model = f", model {config.served_model_name}"
+        example = f"curl {scheme}://{called_http}{path}/v1/models"
     return (
         f"{names} {verb} ready after {elapsed_s:.0f} s; press Ctrl-C to stop\n"
         f"  gRPC  {grpc_address}{model} (specdec.v1.InferenceService, AdminService, health, "

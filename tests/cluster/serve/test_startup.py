@@ -231,6 +231,25 @@ def test_an_invalid_state_directory(start, tiny_model_dir, tmp_path):
         start(model=str(tiny_model_dir), state_dir=tmp_path / "file" / "state")
 
 
+@pytest.mark.parametrize("setting", ["state_dir", "profile_dir"])
+def test_an_unusable_directory_ends_the_start_before_drafters_are_measured(
+    start, tiny_model_dir, tmp_path, monkeypatch, setting
+):
+    monkeypatch.setattr(startup, "with_detected_models", lambda *_: pytest.fail("reads models"))
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidValueError, match=rf"{setting} is .*file/x.*Not a directory"):
+        start(model=str(tiny_model_dir), **{setting: tmp_path / "file" / "x"})
+
+
+@pytest.mark.parametrize(("host", "called"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_the_suggested_command_calls_the_loopback_of_every_interface(host, called):
+    config, listening = ServeConfig(served_model_name="a"), Listening(host, 9100, 8100)
+    message = _ready_message([config], listening, "/", elapsed_s=1.0)
+    assert f"generate --address {called}:9100 " in message
+    message = _ready_message([config], listening, "/a", elapsed_s=1.0)
+    assert f"curl http://{called}:8100/a/v1/models" in message
+
+
 @pytest.fixture
 def deployed(monkeypatch):
     """Return a function that deploys models beside running applications with these prefixes.
