@@ -118,7 +118,7 @@ def check_rules(rules: Sequence[RateRule]) -> None:
 def _check_rule(name: str, rule: RateRule) -> None:
     rate = rule.min_requests_per_s
     if not is_number(rate) or not 0 <= rate <= MAX_REQUESTS_PER_S:
-        limit = f"a number from 0 to {MAX_REQUESTS_PER_S:g}"
+        limit = f"a number from 0 to {MAX_REQUESTS_PER_S:.0f}"
         raise InvalidValueError(f"{name}.min_requests_per_s", rate, limit)
     if rule.mode is None and rule.num_speculative_tokens is None:
         raise InvalidValueError(name, rule, "one with a mode, or num_speculative_tokens, or both")
@@ -194,7 +194,9 @@ class SpeculationChange:
         check_rules(self.rules or ())
         ttl_s = self.ttl_s
         if ttl_s is not None and not (is_number(ttl_s) and 0 <= ttl_s <= MAX_TTL_S):
-            raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")
+            raise InvalidValueError(
+                "ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:.0f}"
+            )
         if not self.values and self.rules is None and self.ttl_s is None and not self.reset:
             names = (*CONTROL_VALUES, "rules", "ttl_s")
             limit = f"at least one of {', '.join(names)}, reset"

@@ -318,5 +318,7 @@ _MAX_SHOWN_BITS = 1024
 def _short(value: object, max_chars: int = 80) -> str:
     if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
-    text = repr(str(value) if isinstance(value, pathlib.PurePath) else value)
-    return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"
+    shown = str(value) if isinstance(value, pathlib.PurePath) else value
+    text = repr(shown)
+    length = len(shown) if isinstance(shown, str) else len(text)  # without quotes and escapes
+    return text if len(text) <= max_chars else f"{text[:max_chars]}... ({length} characters)"

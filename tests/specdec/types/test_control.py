@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from specdec.types.control import (
     LEAVING_SHARE,
     RateRule,
+    SpeculationChange,
     SpeculationControl,
     SpeculationState,
     active_rule,
@@ -79,6 +80,13 @@ def test_invalid_rules_are_rejected(rules, field):
     with pytest.raises(InvalidValueError) as caught:
         check_rules(rules)
     assert caught.value.field == field
+
+
+def test_limits_are_written_as_whole_numbers():
+    with pytest.raises(InvalidValueError, match=r"from 0 to 1000000$"):
+        check_rules((RateRule(-1, "off"),))
+    with pytest.raises(InvalidValueError, match=r"from 0 to 2592000$"):
+        SpeculationChange(ttl_s=-1)
 
 
 def test_a_state_is_described_in_one_line():

@@ -2,6 +2,7 @@
 import errno
 import logging
 import pickle
+from pathlib import PurePosixPath
 
 import pytest
 from grpc import StatusCode
@@ -28,6 +29,12 @@ from specdec.types.errors import (
     UnsupportedModelError,
     VersionConflictError,
 )
+
+
+@pytest.mark.parametrize("value", ["x" * 129, PurePosixPath("x" * 129)])
+def test_a_long_text_is_counted_without_its_quotes(value):
+    message = str(InvalidValueError("request_id", value, "at most 128 characters"))
+    assert message.endswith("... (129 characters); it must be at most 128 characters")
 
 
 @pytest.mark.parametrize(
