@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from specdec.types.errors import UnknownNameError
+from specdec.types.errors import UnknownFieldError, UnknownNameError
 
 _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_draft_tokens": "num_speculative_tokens"})
 """The meaning of unknown names that are nearer to another name by their letters."""
@@ -156,9 +156,27 @@ def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> 
     known = list(known)
     for name in names:
         if name not in known:
-            synonyms = {each: meant for each, meant in _SYNONYMS.items() if meant in known}
-            others = [*synonyms, *known]
-            nearest = difflib.get_close_matches(str(name), others, n=1)
-            nearest = [synonyms.get(each, each) for each in nearest]
-            limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
-            raise UnknownNameError(what, name, limit)
+            raise UnknownNameError(what, name, _hint(str(name), known))
+
+
+def refuse_unknown_fields(
+    sent: Mapping[str, object], known: Iterable[str], parent: str = ""
+) -> None:
+    """Raise UnknownFieldError for the first unknown field of an object in a request.
+
+    parent: field that the object is the value of; empty for the request itself.
+    """
+    known = list(known)
+    for name, value in sent.items():
+        if name not in known:
+            field_path = f"{parent}.{name}" if parent else name
+            raise UnknownFieldError(field_path, value, _hint(name, known))
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """Return a question with the nearest known name; all known names without a near one."""
+    synonyms = {each: meant for each, meant in _SYNONYMS.items() if meant in known}
+    nearest = difflib.get_close_matches(name, [*synonyms, *known], n=1)
+    if not nearest:
+        return f"known: {', '.join(known)}"
+    return f"did you mean {synonyms.get(nearest[0], nearest[0])}?"

@@ -14,7 +14,7 @@ from typing import Any
 from cluster.api.base.errors import status_of
 from cluster.api.base.sse import json_event
 from cluster.replica.router import Generation, Router
-from specdec.config.fields import refuse_unknown
+from specdec.config.fields import refuse_unknown_fields
 from specdec.types.deadline import Deadline
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest, Prompt
@@ -35,13 +35,13 @@ _KEYS = ("prompt", "as_chat", "max_tokens", "temperature", "seed", "speculation"
 def decode_try_it(body: Any) -> GenerateRequest:
     """Convert the page's JSON to a request. Raise InvalidValueError."""
     _require_object("body", body)
-    refuse_unknown("field", body, _KEYS)
+    refuse_unknown_fields(body, _KEYS)
     max_tokens = body.get("max_tokens")
     if type(max_tokens) is not int or not 1 <= max_tokens <= MAX_TOKENS:
         raise InvalidValueError("max_tokens", max_tokens, f"a whole number from 1 to {MAX_TOKENS}")
     speculation = body.get("speculation", {})
     _require_object("speculation", speculation)
-    refuse_unknown("speculation", speculation, ("enabled", "num_speculative_tokens"))
+    refuse_unknown_fields(speculation, ("enabled", "num_speculative_tokens"), "speculation")
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=body.get("temperature"),

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cluster.api.http.bodies import read_json
-from specdec.config.fields import refuse_unknown
+from specdec.config.fields import refuse_unknown_fields
 from specdec.types.adapters import AdapterOrder, check_adapter_name, check_adapter_path
 from specdec.types.control import CONTROL_VALUES, RateRule, SpeculationChange, SpeculationControl
 from specdec.types.drafters import DrafterOrder
@@ -126,7 +126,7 @@ def _read_names(body: bytes, names: Iterable[str]) -> dict[str, Any]:
         raise InvalidValueError("body", f"{len(body)} bytes", "a JSON object") from error
     if not isinstance(mapping, dict):
         raise InvalidValueError("body", mapping, "a JSON object")
-    refuse_unknown("field", mapping, names)
+    refuse_unknown_fields(mapping, names)
     return mapping
 
 
@@ -152,5 +152,5 @@ def _read_rule(name: str, value: object) -> RateRule:
     if not isinstance(value, dict) or "min_requests_per_s" not in value:
         limit = f"an object with {', '.join(known)}; the first is required"
         raise InvalidValueError(name, value, limit)
-    refuse_unknown(f"field of {name}", value, known)
+    refuse_unknown_fields(value, known, name)
     return RateRule(**value)

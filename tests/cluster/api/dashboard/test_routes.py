@@ -170,9 +170,9 @@ def test_a_rejection_has_a_message_and_a_retry_hint(client):
         ({"temperature": -1}, "temperature"),
         ({"as_chat": "yes"}, "as_chat"),
         ({"speculation": {"num_speculative_tokens": 33}}, "speculation.num_speculative_tokens"),
-        ({"speculation": {"k": 3}}, "speculation"),
+        ({"speculation": {"k": 3}}, "speculation.k"),
         ({"speculation": []}, "speculation"),
-        ({"n": 2}, "field"),
+        ({"n": 2}, "n"),
     ],
 )
 def test_a_wrong_field_is_named(client, change, field):

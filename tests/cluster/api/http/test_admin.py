@@ -52,13 +52,13 @@ async def test_of_two_concurrent_writers_one_wins(http):
         ({"threshold": "4"}, "threshold"),
         ({"threshold": True}, "threshold"),
         ({"mode": "maybe"}, "mode"),
-        ({"treshold": 4}, "field"),
+        ({"treshold": 4}, "treshold"),
         ({}, "change"),
         ([], "body"),
         ({"reset": None}, "reset"),
         ({"rules": {}}, "rules"),
         ({"rules": [{"mode": "off"}]}, "rules[0]"),
-        ({"rules": [{"min_requests_per_s": 1, "k": 1}]}, "field of rules[0]"),
+        ({"rules": [{"min_requests_per_s": 1, "mod": "off"}]}, "rules[0].mod"),
         ({"rules": [{"min_requests_per_s": "x", "mode": "off"}]}, "rules[0].min_requests_per_s"),
         ({"allowed_verifiers": "coupled"}, "allowed_verifiers"),
         ({"ttl_s": "1"}, "ttl_s"),
@@ -70,6 +70,7 @@ async def test_a_wrong_change_names_field_value_and_limit(http, body, field):
     error = response.json()["error"]
     assert (response.status_code, error["field"]) == (400, field)
     assert error["limit"] in error["message"]
+    assert "value" in error
     assert (await http.get(URL)).json()["version"] == 0
 
 
@@ -209,7 +210,7 @@ async def test_a_profile(http):
         ({"timeout_s": "1"}, "timeout_s"),
         ({"timeout_s": 301}, "timeout_s"),
         ({"replica_id": 3}, "replica_id"),
-        ({"steps": 5}, "field"),
+        ({"steps": 5}, "steps"),
         ([], "body"),
     ],
 )
