@@ -43,7 +43,7 @@ class AdminClient(BlockingConnection):
         address: str,
         *,
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
-        tls_ca_file: Path | None = None,
+        tls_ca_file: Path | str | None = None,
         tls_server_name: str | None = None,
         token: str | None = None,
         model: str = "",

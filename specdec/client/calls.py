@@ -25,7 +25,7 @@ class InferenceConnection(Connection):
         address: str,
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
-        tls_ca_file: Path | None = None,
+        tls_ca_file: Path | str | None = None,
         tls_server_name: str | None = None,
         api_key: str | None = None,
     ) -> None:

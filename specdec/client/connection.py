@@ -52,7 +52,7 @@ class Destination:
 
     address: str
     timeout_s: float | None
-    tls_ca_file: Path | None = None
+    tls_ca_file: Path | str | None = None
     bearer: str | None = None
     tls_server_name: str | None = None
 

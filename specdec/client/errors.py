@@ -63,7 +63,8 @@ def _message(code: StatusCode, details: str, address: str, timeout_s: float | No
     if "handshake failed" in details.lower():
         return f"the TLS handshake with {address} failed; check the address and the CA file"
     if "hostname verification" in details.lower():
-        return f"the certificate of {address} is for another name; set tls_server_name to that name"
+        fix = "call it by that name, or set tls_server_name"
+        return f"the certificate of {address} is for another name; {fix}"
     if details.endswith("Socket closed"):
         return f"{address} closed the connection; if it uses TLS, set tls_ca_file"
     return f"no service answers at {address}; start one with `specdec serve`"

@@ -32,7 +32,7 @@ def bypasses_proxy(address: str) -> bool:
     return (mapped or host).is_loopback or (mapped or host).is_unspecified
 
 
-def trusting(field: str, ca_file: Path) -> tuple[SSLContext, bytes]:
+def trusting(field: str, ca_file: Path | str) -> tuple[SSLContext, bytes]:
     """Return a context that trusts the certificates of a file, and their text.
 
     The file is read once, since it may be a pipe. Raises InvalidValueError.
@@ -40,7 +40,7 @@ def trusting(field: str, ca_file: Path) -> tuple[SSLContext, bytes]:
     import ssl  # most services have no certificate
 
     try:
-        text = ca_file.read_bytes().decode("ascii", "ignore")  # without a byte order mark
+        text = Path(ca_file).read_bytes().decode("ascii", "ignore")  # without a byte order mark
         # Without any text, the system's certificates would be trusted.
         return ssl.create_default_context(cadata=text or "-"), text.encode()
     except OSError as error:  # the base of SSLError

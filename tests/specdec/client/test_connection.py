@@ -130,8 +130,9 @@ def test_tls(tmp_path):
     ca_file.write_bytes(certificate)
     credentials = grpc.ssl_server_credentials([(key, certificate)])
     with running(FakeService(), credentials) as service:
-        with Client(service.address, tls_ca_file=ca_file) as client:
-            assert client.model_info().model == "tiny"
+        for path in (ca_file, str(ca_file)):
+            with Client(service.address, tls_ca_file=path) as client:
+                assert client.model_info().model == "tiny"
         with Client(service.address) as client:
             expected = f"{service.address} closed the connection; if it uses TLS, set tls_ca_file"
             assert failure_of(client) == expected
@@ -145,7 +146,8 @@ def test_tls_with_a_certificate_of_another_name(tmp_path, make):
     credentials = grpc.ssl_server_credentials([(key, certificate)])
     with running(FakeService(), credentials) as service:
         with make(service.address, tls_ca_file=ca_file) as client:
-            assert "is for another name; set tls_server_name" in failure_of(client)
+            failure = failure_of(client)
+        assert "for another name; call it by that name, or set tls_server_name" in failure
         named = {"tls_ca_file": ca_file, "tls_server_name": "llm.example.com"}
         with make(service.address, **named) as client:
             assert "name" not in failure_of(client)
