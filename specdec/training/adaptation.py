@@ -74,14 +74,14 @@ class Adaptation:
         self._target.keep_only(samples)
         card = {"continues": str(head), "num_trained_samples": len(train)}
         card |= {"num_evaluated_samples": len(held_out)}
-        data = Data(train, held_out, exported.token_ids(self._target.config.vocab_size), card)
+        token_ids = exported.token_ids(self._target.config.vocab_size)
+        data = Data(train, held_out, token_ids, card, is_sampled=True)
         shutil.rmtree(self._output / _WORK, ignore_errors=True)
         try:
             trainer = self._trainer(config, data, exported)
             before, renewed = _best(trainer), self._renewed(data)
             if renewed.token_ids != data.token_ids:
-                trainer = self._trainer(config, renewed, exported)
-                trainer.export()  # it may be better by its draft tokens alone
+                trainer = self._trainer(config, renewed, exported, before)
             trainer.run(report)
             after = _best(trainer)
             is_better = is_longer(before.by_sample, after.by_sample)
@@ -104,8 +104,15 @@ class Adaptation:
             raise TooFewTokensError(f"{num_tokens} answer tokens are held out ({minimum})")
         return found[::-1]
 
-    def _trainer(self, config: TrainingConfig, data: Data, start: ExportedHead) -> Trainer:
-        return Trainer(config, self._target, data, self._output / _WORK, start=start)
+    def _trainer(
+        self,
+        config: TrainingConfig,
+        data: Data,
+        start: ExportedHead,
+        before: Evaluation | None = None,
+    ) -> Trainer:
+        directory = self._output / _WORK
+        return Trainer(config, self._target, data, directory, start=start, before=before)
 
     def _renewed(self, data: Data) -> Data:
         """Return the data with the draft tokens for a version that is trained on it.

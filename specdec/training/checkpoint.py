@@ -1,8 +1,8 @@
 """Checkpoints of a training run: one file, replaced atomically.
 
-The samples of a step and the bases that it trains are a function of its number and the seed, and
-training draws no other random numbers after the initial weights. So weights, optimizer and step are
-the whole state.
+The samples of a step, the bases that it trains and the tokens that it draws are a function of its
+number and the seed, and training draws no other random numbers after the initial weights. So
+weights, optimizer and step are the whole state.
 """
 
 from __future__ import annotations

@@ -26,9 +26,11 @@ from specdec.training.losses import (
     d_pace_weights,
     decayed_weights,
 )
+from specdec.training.sampled_softmax import DrawnTokens
 
 _CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Logits of a chunk by device: 16 MiB in float32 fit into a CPU's caches, 512 MiB fill a GPU."""
+"""Logits of the drafter in a chunk, by device: 16 MiB in float32 fit into a CPU's caches, 512 MiB
+fill a GPU."""
 _LEAST_P = 1e-37  # a float32 whose logarithm is finite
 
 
@@ -58,10 +60,18 @@ class Objective:
         self._weights = decayed_weights(config.depth, config.decay).to(device)
         self._chunk_logits = _CHUNK_LOGITS[device.type]
 
-    def backward(self, drafter: Drafter, batch: Batch, hidden: HiddenStates) -> Tensor:
+    def backward(
+        self,
+        drafter: Drafter,
+        batch: Batch,
+        hidden: HiddenStates,
+        tokens: DrawnTokens | None = None,
+    ) -> Tensor:
         """Add the gradients of the mean loss of a base to the drafter's.
 
-        Returns that loss, [] float64 on the target's device, for which no caller has to wait.
+        tokens: in the loss, those of the batch among them; None for all, which losses that read the
+        most probable token need. Returns that loss, [] float64 on the target's device, for which no
+        caller has to wait.
         """
         depth = drafter.trained_depth or self._config.depth
         is_trained = self._is_trained(batch, depth)
@@ -69,9 +79,9 @@ class Objective:
         with self._autocast():
             states = drafter.states(batch, hidden)[:depth]
             gradient = torch.zeros_like(states)
-            for bases, teacher in self._chunks(batch, hidden, depth):
+            for bases, teacher in self._chunks(batch, hidden, depth, tokens):
                 own = states[:, bases].detach().requires_grad_()
-                loss = self._losses(drafter, own, teacher, is_trained[:, bases])
+                loss = self._losses(drafter, own, teacher, is_trained[:, bases], tokens)
                 mean = loss.sum() / batch.num_bases
                 mean.backward()
                 assert own.grad is not None
@@ -81,10 +91,19 @@ class Objective:
         return total
 
     def _losses(
-        self, drafter: Drafter, states: Tensor, teacher: Teacher, is_trained: Tensor
+        self,
+        drafter: Drafter,
+        states: Tensor,
+        teacher: Teacher,
+        is_trained: Tensor,
+        tokens: DrawnTokens | None,
     ) -> Tensor:
         """Return the weighted loss of each draft token of a chunk, [depth, c]."""
-        log_q = drafter.logits(states).float().log_softmax(-1)
+        if tokens is None:
+            log_q = drafter.logits(states).float().log_softmax(-1)
+        else:
+            logits = drafter.logits(states, tokens.columns).float()
+            log_q = (logits + tokens.offsets).log_softmax(-1)
         losses = self._loss(log_q, teacher)
         log_odds = drafter.confidence(states)
         if log_odds is not None:
@@ -128,19 +147,22 @@ class Objective:
         return torch.stack(parts)
 
     def _chunks(
-        self, batch: Batch, hidden: HiddenStates, depth: int
+        self, batch: Batch, hidden: HiddenStates, depth: int, tokens: DrawnTokens | None = None
     ) -> Iterator[tuple[slice, Teacher]]:
         """Yield c bases, and the target's distribution of each draft token, [depth, c].
 
-        It is the softmax over the draft tokens alone, by the served output head: what the drafter
-        can come close to.
+        It is the softmax over the draft tokens alone, or some of them, by the served output head:
+        what the drafter can come close to.
         """
-        size = max(1, self._chunk_logits // (depth * len(self._token_ids)))
+        num_logits = len(self._token_ids if tokens is None else tokens.columns)
+        size = max(1, self._chunk_logits // (depth * num_logits))
         for start in range(0, batch.num_bases, size):
             bases = slice(start, min(start + size, batch.num_bases))
             distinct, rows = batch.distinct_places(bases, depth)
             with self._autocast(is_enabled=False):
                 logits = self._teacher_head.logits(hidden.final[distinct])
+            if tokens is not None:
+                logits = logits[:, tokens.columns] + tokens.offsets
             teacher = Teacher.of_logits(logits)
             yield bases, Teacher(teacher.p[rows], teacher.negative_entropy[rows])
 

@@ -50,8 +50,8 @@ class Optimizers:
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [each for each in groups if each["params"]]
-        is_fused = all(each.is_cuda for _, each in named)
-        adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=is_fused or None)
+        has_kernel = all(each.is_cuda or each.is_cpu for _, each in named)
+        adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=has_kernel or None)
         self._optimizers.append(adamw)
         self._parameters = [each for _, each in named]
 

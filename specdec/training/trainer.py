@@ -27,6 +27,7 @@ from specdec.training.export import export
 from specdec.training.head_adapter import HeadAdapter
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
+from specdec.training.sampled_softmax import TokenSampler
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 
@@ -109,7 +110,8 @@ class Data:
     """Samples to train on and to evaluate on, and the draft vocabulary.
 
     token_ids: the target's ids of the draft tokens, ascending. card: what the drafter's card
-    reports of them. columns: of noise at evaluations, see Objective.
+    reports of them. columns: of noise at evaluations, see Objective. is_sampled: whether the loss
+    of a step is over the tokens of the training answers and some random others alone.
     """
 
     train: Sequence[Sample]
@@ -117,6 +119,7 @@ class Data:
     token_ids: Sequence[int]
     card: Mapping[str, Any]
     columns: Sequence[int] | None = None
+    is_sampled: bool = False
 
 
 class Trainer:
@@ -130,11 +133,12 @@ class Trainer:
         directory: Path,
         clock: Callable[[], float] = time.monotonic,
         start: ExportedHead | None = None,
+        before: Evaluation | None = None,
     ) -> None:
         """Make the drafter.
 
         start: head whose weights it begins with, and which it must surpass to be exported; that of
-        an adapter.
+        an adapter. before: evaluation of that head on these samples; None to evaluate it.
 
         Raises InvalidValueError where the directory has another run, or nothing can be held out.
         """
@@ -146,21 +150,20 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         self.drafter, self._adapter = _new_drafter(config, target, token_ids, start)
         self._objective = Objective(config, target, token_ids, data.columns)
-        self._optimizers = Optimizers(config, self.drafter)
+        self._sampler, self._optimizers = _sampler(data), Optimizers(config, self.drafter)
         self.order = BatchOrder(
             [len(each.token_ids) for each in data.train],
             num_epochs=config.num_epochs,
             batch_tokens=config.batch_tokens,
             seed=config.seed,
         )
-        self.step = 0
+        self.step = self._best_step = 0
         self.best = 0.0  # longest held-out acceptance length; 0 before the first evaluation
-        self._best_step = 0
         self._evaluation: Evaluation | None = None
         self._start_digest = start.digest if start is not None else None
         self.best_evaluation: Evaluation | None = None  # none since the checkpoint was loaded
         if not self._load() and start is not None:
-            self._evaluation = self.best_evaluation = self.evaluate()
+            self._evaluation = self.best_evaluation = before or self.evaluate()
             self.best = self._evaluation.mean_length
 
     @property
@@ -211,7 +214,11 @@ class Trainer:
         """Train a batch on the host; return its loss, [] on the target's device."""
         hidden = self._target.hidden_states(batch, self.drafter.taps)
         on_device = batch.to(self._target.device)
-        loss = self._objective.backward(self.drafter, on_device, hidden)
+        tokens = None
+        if self._sampler is not None:
+            generator = np.random.default_rng((self._config.seed, self.step, 1))
+            tokens = self._sampler.draw(generator, self._target.device)
+        loss = self._objective.backward(self.drafter, on_device, hidden, tokens)
         self._optimizers.step(self.step, self.num_steps)
         self.step += 1
         return loss
@@ -281,6 +288,8 @@ class Trainer:
         digest.update(repr(list(self._data.token_ids)).encode())
         target = {f"target_{name}": each for name, each in asdict(self._target.precision).items()}
         run = {**asdict(self._config), **target, "data": digest.hexdigest()}
+        if self._data.is_sampled:
+            run |= {"is_sampled": True}
         if self._target.adapter_hash:
             run |= {"adapter": self._target.adapter_hash}
         return run if self._start_digest is None else run | {"start": self._start_digest}
@@ -312,6 +321,13 @@ class Trainer:
         self.best = float(checkpoint.progress["best"])
         self._best_step = int(checkpoint.progress["best_step"])
         return True
+
+
+def _sampler(data: Data) -> TokenSampler | None:
+    if not data.is_sampled:
+        return None
+    answered = {token_id for sample in data.train for token_id in sample.answer}
+    return TokenSampler(data.token_ids, sorted(answered))
 
 
 def _new_drafter(

@@ -18,7 +18,7 @@ from specdec.training.data.target import Target, TargetPrecision
 class CachedTarget(Target):
     """Target on a CPU that keeps the hidden states of samples, as many as fit.
 
-    A forward pass takes a third of a training step of an `eagle3` head. A token takes
+    A forward pass takes longer than a training step of an adapted `eagle3` head. A token takes
     4 * hidden_size * (1 + num_taps) bytes. Passes read samples in random orders, in which the
     least recently used ones are no less likely to be read next: what fits stays.
     """

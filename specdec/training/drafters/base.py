@@ -18,6 +18,7 @@ from specdec.sampling.draft_temperature import HEAD_DRAFT_TEMPERATURE
 from specdec.training.data.batches import Batch
 from specdec.training.data.config import TrainingConfig
 from specdec.training.data.target import Target
+from specdec.training.drafters.layers import rows_product
 from specdec.types.errors import InvalidValueError
 
 
@@ -64,10 +65,12 @@ class Drafter(nn.Module, ABC):
         the drafts before it are taken to be right, otherwise it will not be used.
         """
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits [depth, c, V] of some bases; states: [depth, c, state_size]."""
-        logits: Tensor = self.lm_head(states)
-        return logits
+    def logits(self, states: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Return the logits [depth, c, V] of some bases; states: [depth, c, state_size].
+
+        columns: of the logits, [n] int64, for [depth, c, n]; None for all.
+        """
+        return rows_product(states, self.lm_head.weight, columns)
 
     def confidence(self, states: Tensor) -> Tensor | None:
         """Return the log-odds [depth, c] that draft tokens are accepted, as the drafter predicts.

@@ -25,7 +25,7 @@ from specdec.training.data.config import TrainingConfig
 from specdec.training.data.padding import KeyValue, PaddedTokens, is_padded
 from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, SharedParts
-from specdec.training.drafters.layers import RMSNorm, rotated
+from specdec.training.drafters.layers import RMSNorm, rotated, rows_product
 
 _DEFAULT_NUM_LAYERS = 3
 
@@ -79,9 +79,9 @@ class DraftModelDrafter(Drafter):
         outputs: Tensor = self.norm(x)  # [T, hidden_size]
         return outputs.index_select(0, places.flatten()).view(*places.shape, -1)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, columns: Tensor | None = None) -> Tensor:
         """See Drafter."""
-        return F.linear(states, self._lm_head)
+        return rows_product(states, self._lm_head, columns)
 
     def config(self) -> Mapping[str, Any]:
         """Return the config.json of the target's architecture, without sliding windows."""

@@ -173,12 +173,12 @@ class DSparkDrafter(BlockDrafter):
         before = self.markov.embedding(batch.token_ids[batch.places(self.depth)])
         return torch.cat([super().states(batch, target), before], dim=-1)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, columns: Tensor | None = None) -> Tensor:
         """See Drafter."""
         rank = self.markov.rank
         outputs, before = states.split([states.shape[-1] - rank, rank], dim=-1)
-        bias: Tensor = self.markov(outputs, before)
-        return super().logits(outputs) + bias
+        bias: Tensor = self.markov(outputs, before, columns)
+        return super().logits(outputs, columns) + bias
 
     def confidence(self, states: Tensor) -> Tensor:
         """See Drafter."""

@@ -95,10 +95,9 @@ class Eagle3Drafter(Drafter):
             outputs.append(features)
         return torch.stack(outputs)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, columns: Tensor | None = None) -> Tensor:
         """See Drafter."""
-        logits: Tensor = self.lm_head(self.norm(states))
-        return logits
+        return super().logits(self.norm(states), columns)
 
     def _inputs(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Return what attention reads of pairs, [N, 2 * hidden_size]."""

@@ -24,6 +24,11 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
     return layer
 
 
+def rows_product(x: Tensor, weight: Tensor, rows: Tensor | None) -> Tensor:
+    """Return x times some rows of a weight, [..., n]; rows: [n] int64, None for all of them."""
+    return F.linear(x, weight if rows is None else weight.index_select(0, rows))
+
+
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     """Return x [N, heads, head_dim] rotated, as `Rotation.apply_` does in place."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from specdec.models.heads.formats.dflash import MarkovKind
 from specdec.training.data.target import Target
+from specdec.training.drafters.layers import rows_product
 
 
 class MarkovHead(nn.Module):
@@ -43,14 +44,13 @@ class MarkovHead(nn.Module):
                 # Rows of gate, candidate and output; columns of state, token and slot.
                 self.projection.weight[rank:, rank : 2 * rank] = torch.eye(rank).repeat(2, 1)
 
-    def forward(self, outputs: Tensor, before: Tensor) -> Tensor:
+    def forward(self, outputs: Tensor, before: Tensor, columns: Tensor | None = None) -> Tensor:
         """Return the bias [depth, c, V] of draft tokens of c bases.
 
         outputs: of their slots, [depth, c, hidden_size]. before: rows of `embedding` for the tokens
-        before them, [depth, c, rank].
+        before them, [depth, c, rank]. columns: as for `Drafter.logits`.
         """
-        bias: Tensor = self.output_head(self._latent(outputs, before))
-        return bias
+        return rows_product(self._latent(outputs, before), self.output_head.weight, columns)
 
     def _latent(self, outputs: Tensor, before: Tensor) -> Tensor:
         """Return what the output matrix reads, [depth, c, rank]."""

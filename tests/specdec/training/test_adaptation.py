@@ -188,10 +188,11 @@ def test_too_few_held_out_answer_tokens_train_no_version(target, samples, tmp_pa
     assert enough.train(head, samples, reports.append)
 
 
-def test_a_head_that_lacks_no_token_is_evaluated_once_at_the_start(
-    target, samples, tmp_path, monkeypatch
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_the_head_in_use_is_evaluated_once_also_where_it_lacks_tokens(
+    method, target, samples, tmp_path, monkeypatch
 ):
-    head = exported("mlp_speculator", target, tmp_path / "run", samples).head_directory
+    head = exported(method, target, tmp_path / "run", samples).head_directory
     steps, evaluate = [], Trainer.evaluate
     monkeypatch.setattr(Trainer, "evaluate", lambda self: steps.append(self.step) or evaluate(self))
     adaptation(target, tmp_path, TINY).train(head, samples, lambda progress: None)
@@ -230,7 +231,8 @@ def test_a_version_drafts_tokens_of_the_answers_that_the_head_lacks(
 ):
     head = exported(method, target, tmp_path / "run", samples).head_directory
     own = ExportedHead(head).token_ids(target.config.vocab_size)
-    version = adaptation(target, tmp_path).train(head, samples, lambda progress: None)
+    longer = replace(CONFIG, num_epochs=4)
+    version = adaptation(target, tmp_path, longer).train(head, samples, lambda progress: None)
     assert version.directory is not None
     tokens = ExportedHead(version.directory).token_ids(target.config.vocab_size)
     answered = {each for sample in split(samples, 0.5, CONFIG.seed)[0] for each in sample.answer}
