@@ -139,6 +139,21 @@ def test_too_few_samples_are_kept_for_a_later_version(head, capsys):
     assert "a larger --max-tokens helps" in printed
 
 
+def test_after_too_few_held_out_answers_the_next_sample_is_enough(head):
+    service, trainer = Service(head), Trainer(Path("/versions/version-00001"), min_samples=3)
+    service.batches, waits = [batch(1, 2)], []
+
+    def wait():
+        waits.append(len(trainer.calls))
+        assert len(waits) < 9, "it waits for more than a sample"
+        if len(waits) == 3:
+            service.batches = [batch(3)]
+
+    AdaptationLoop(service, SampleSource(service, 20, 1000), trainer).run(1, wait)
+    assert [len(samples) for _, samples in trainer.calls] == [2, 3]
+    assert waits == [1, 1, 1], "it trains only where there are more samples"
+
+
 def test_more_new_tokens_than_are_kept_are_refused(head):
     with pytest.raises(InvalidValueError, match=r"min_tokens is 30; .* max_tokens \(20\)"):
         SampleSource(Service(head), min_tokens=30, max_tokens=20)
@@ -197,6 +212,19 @@ def test_it_runs_when_no_other_process_does():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no sessions share the CPU")
+@pytest.mark.parametrize("leads_session", [True, False])
+def test_a_session_that_it_leads_gets_the_least_share(leads_session):
+    code = (
+        "from cluster.cli.training.adapt import run_when_idle; run_when_idle(); "
+        "print(open('/proc/self/autogroup').read().split()[1:])"
+    )
+    command = [sys.executable, "-c", code]
+    before = Path("/proc/self/autogroup").read_text().split()[1:]
+    found = subprocess.check_output(command, text=True, start_new_session=leads_session)
+    assert found == f"{['nice', '19'] if leads_session else before}\n"
 
 
 def test_a_directory_in_use_is_refused_in_one_line(tiny_model_dir, tmp_path, monkeypatch):
