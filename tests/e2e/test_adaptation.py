@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 MODEL, HEAD = "smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"
 NUM_STREAMS = 4
 NUM_VERSIONS = 1
-"""Versions of each domain."""
+"""Runs of the trainer for each domain."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def trainer(service, directory, *words):
     command = [sys.executable, "-m", "cluster", "adapt", MODEL, str(directory), *words]
     command += ["--quantization", "int8", "--address", service.grpc_address]
     with (directory.parent / "adapt.log").open("wb") as log:
-        process = psutil.Popen(command, stdout=log, stderr=log)
+        process = psutil.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
     finally:
@@ -144,6 +144,13 @@ def active_version(service):
     return active.number
 
 
+def forget_samples(service):
+    """Take the samples of the traffic before, which the next trainer would train on."""
+    with AdminClient(service.grpc_address) as admin:
+        while any(each.num_left_tokens for each in admin.take_samples()):
+            pass
+
+
 def show(**figures):
     print(json.dumps(figures), flush=True)
 
@@ -151,23 +158,25 @@ def show(**figures):
 @pytest.mark.parametrize("domain", [sql, german], ids=lambda each: each.__name__)
 def test_tokens_of_a_step_grow_after_a_shift_of_traffic(service, domain, tmp_path):
     before, version = measured(service, domain), active_version(service)
-    words = ("--min-tokens", "4000", "--num-versions", str(NUM_VERSIONS))
+    forget_samples(service)
+    words = ("--num-versions", str(NUM_VERSIONS))
     traffic, started_at = Traffic(service, domain), time.monotonic()
     with trainer(service, tmp_path / "versions", *words) as process, traffic.running():
         while process.poll() is None:
             show(
                 domain=domain.__name__,
                 seconds=round(time.monotonic() - started_at),
+                active_version=active_version(service),
                 trainer_cpu_seconds=round(cpu_seconds([process])),
                 rank_cpu_seconds=round(cpu_seconds(service.processes("TargetWorker"))),
                 answer_tokens=traffic.num_tokens,
                 versions=versions_of(service),
             )
-            time.sleep(20)
+            time.sleep(10)
     assert process.returncode == 0
     assert active_version(service) > version, "a version was trained, loaded and kept"
     after = measured(service, domain)
-    show(before=before.tokens_per_step, after=after.tokens_per_step)
+    show(domain=domain.__name__, before=before.tokens_per_step, after=after.tokens_per_step)
     assert after.answers == before.answers, "the tokens are unchanged"
     assert after.tokens_per_step > before.tokens_per_step + 0.1
 
