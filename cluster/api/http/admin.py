@@ -29,6 +29,7 @@ from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.http.origin import require_own_reader, require_same_origin
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
+from specdec.config.fields import refuse_unknown_fields
 from specdec.types.adapters import AdapterOrder
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder
@@ -73,7 +74,9 @@ def admin_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
 async def _by_method(
     handlers: Mapping[str, _Handler], admin: OperatorService, request: Request
 ) -> Response:
-    return await handlers[request.method](admin, request)
+    handle = handlers[request.method]
+    refuse_unknown_fields(request.query_params, ("model", *_PARAMETERS.get(handle, ())))
+    return await handle(admin, request)
 
 
 def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
@@ -232,6 +235,13 @@ async def _execute_adapter_order(
     if fault is not None:
         raise NotReadyError(f"replica {fault.replica_id} has not {done} it: {fault.fault}")
     return Response(f"Success: LoRA adapter '{order.name}' {done}.", media_type="text/plain")
+
+
+_PARAMETERS: Mapping[_Handler, tuple[str, ...]] = {
+    _audit_log: ("page_size", "page_token"),
+    _watch: ("interval_s",),
+}
+"""Names in the query string of handlers that have any, beside `model`."""
 
 
 def _stats_event(fleet: FleetStatistics) -> bytes:

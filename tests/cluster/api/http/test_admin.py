@@ -190,6 +190,19 @@ async def test_status_replicas_and_audit_log(http):
     assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "page_size")
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("audit-log?pagesize=1", "unknown field 'pagesize'; did you mean page_size?"),
+        ("watch?page_size=1", "unknown field 'page_size'; known: model, interval_s"),
+        ("status?modle=m", "unknown field 'modle'; did you mean model?"),
+    ],
+)
+async def test_an_unknown_parameter_is_rejected(http, path, hint):
+    wrong = await http.get(f"/v1/admin/{path}")
+    assert (wrong.status_code, wrong.json()["error"]["message"]) == (400, hint)
+
+
 async def test_a_profile(http):
     response = await http.post("/v1/admin/profile", json={"num_steps": 7})
     report = response.json()
