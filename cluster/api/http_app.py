@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
@@ -52,7 +53,8 @@ def make_app(
     openai = openai_routes(get_router, get_keys, get_applications)
     messages = messages_routes(get_router, get_keys, get_applications)
     sglang = sglang_routes(get_router, get_keys, get_admin)
-    app = HttpApp(get_limits, direct_routes(openai, messages, sglang))
+    direct = direct_routes(openai, messages, sglang)
+    app = HttpApp(get_limits, direct)
     app.include_router(openai)
     app.include_router(messages, include_in_schema=False)
     app.include_router(sglang, include_in_schema=False)
@@ -60,7 +62,7 @@ def make_app(
     app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)
-    _report_errors(app, get_applications)
+    _report_errors(app, (*direct, "/v1/models"), get_applications)
     _add_probes(app, get_router)
     return app
 
@@ -149,10 +151,12 @@ def _allowed(error: HTTPException) -> str:
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
-def _detail(request: Request, error: HTTPException) -> str:
+def _detail(request: Request, error: HTTPException, known_paths: Sequence[str]) -> str:
     path, root = request.scope["path"][:_MAX_PATH_CHARS], request.scope.get("root_path", "")
     if error.status_code == 404:
-        return f"no such path: {path}; {root}/openapi.json lists those of the API"
+        nearest = get_close_matches(path.removeprefix(root), known_paths, n=1, cutoff=0.8)
+        hint = f"did you mean {root}{nearest[0]}? " if nearest else ""
+        return f"no such path: {path}; {hint}{root}/openapi.json lists those of the API"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return f"method {request.method} is not allowed for {path}; use {allowed}"
@@ -160,9 +164,15 @@ def _detail(request: Request, error: HTTPException) -> str:
 
 
 def _report_errors(
-    app: FastAPI, get_applications: Callable[[], Applications | None] | None
+    app: FastAPI,
+    known_paths: Sequence[str],
+    get_applications: Callable[[], Applications | None] | None,
 ) -> None:
-    """Report the errors that no route reports in the same format as all others."""
+    """Report the errors that no route reports in the same format as all others.
+
+    known_paths: of which the error of an unknown path names the nearest, as where a client's base
+    URL lacks /v1 or has it twice.
+    """
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
@@ -175,7 +185,7 @@ def _report_errors(
             return RedirectResponse("dashboard/", headers=dict(SECURITY_HEADERS))
         if error.status_code == 405:
             error.headers = {"Allow": _allowed(error)}
-        error.detail = _detail(request, error)
+        error.detail = _detail(request, error, known_paths)
         name = _prefix_of_another(request)
         applications = get_applications() if get_applications and name else None
         try:

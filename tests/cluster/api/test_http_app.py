@@ -92,6 +92,22 @@ def test_unknown_paths_and_methods_have_the_format_of_other_errors():
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
+        ("/models", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),  # /v1 in the base URL and in the client's path
+        ("/v1/chat/completion", "/v1/chat/completions"),
+    ],
+)
+@pytest.mark.parametrize("root", ["", "/small"])
+def test_an_unknown_path_has_the_nearest_one_in_its_error(path, meant, root):
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None), root_path=root)
+    message = client.post(root + path).json()["error"]["message"]
+    assert message.startswith(f"no such path: {root}{path}; did you mean {root}{meant}? ")
+
+
+@pytest.mark.parametrize(
     ("path", "methods"),
     [
         ("/v1/models", "GET, HEAD"),
@@ -129,8 +145,8 @@ async def test_a_query_that_is_no_text_disturbs_no_error(path, status):
 
 def test_the_error_of_an_unknown_path_has_the_prefix_of_the_application():
     app = make_app(lambda: SimpleNamespace(), lambda: None)
-    missing = TestClient(app, root_path="/b").get("/b/v2/models").json()["error"]["message"]
-    assert missing == "no such path: /b/v2/models; /b/openapi.json lists those of the API"
+    missing = TestClient(app, root_path="/b").get("/b/v2/pets").json()["error"]["message"]
+    assert missing == "no such path: /b/v2/pets; /b/openapi.json lists those of the API"
 
 
 @pytest.mark.parametrize("root", ["", "/b"])
