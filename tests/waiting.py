@@ -6,9 +6,9 @@ import time
 DEADLINE_S = 30.0
 
 
-def wait_until(condition):
-    """Block until a condition holds. Raises AssertionError after 30 s."""
-    ends_at_s = time.monotonic() + DEADLINE_S
+def wait_until(condition, deadline_s=DEADLINE_S):
+    """Block until a condition holds. Raises AssertionError after `deadline_s`."""
+    ends_at_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < ends_at_s, "it did not happen"
         time.sleep(0.005)

@@ -108,7 +108,7 @@ def _fork(stop_s: float, is_joined: bool) -> ToGuard:
         os.close(descriptor)
         _become_guard(GuardedService(service_pid, reports_fd, stop_s, is_joined), command_pid)
     os.close(reports_fd)
-    _die_with(guard_pid, signal.SIGKILL)
+    die_with(guard_pid, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     return ToGuard(descriptor)
@@ -130,7 +130,7 @@ def _become_command(guard_pid: int) -> NoReturn:
 def _become_guard(service: GuardedService, command_pid: int) -> NoReturn:
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        _die_with(command_pid, COMMAND_ENDED)
+        die_with(command_pid, COMMAND_ENDED)
         os.set_inheritable(service.reports_fd, True)
         _become(GUARD, service)
     finally:
@@ -144,7 +144,7 @@ def _become(role: str, state: Command | GuardedService, *words: str) -> NoReturn
     os.execve(sys.executable, arguments, {})
 
 
-def _die_with(parent_pid: int, number: signal.Signals) -> None:
+def die_with(parent_pid: int, number: signal.Signals) -> None:
     """Receive a signal when the parent ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # it has ended already

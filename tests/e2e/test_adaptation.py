@@ -7,13 +7,15 @@ trainer gets the CPU time that the service leaves, so its CPU seconds are printe
 import json
 import random
 import shutil
+import statistics
 import sys
 import threading
 import time
+from bisect import bisect
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, islice, pairwise
 
 import psutil
 import pytest
@@ -26,11 +28,14 @@ from specdec.types.drafters import VersionState
 from specdec.types.sampling.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 from tests.e2e.domains import german, prompts, sql
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 MODEL, HEAD = "smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"
-NUM_STREAMS = 4
+MAX_STREAMS = 8
+ARRIVALS_PER_S = 0.5
+"""Requests a second, which leave the cores idle for about half of the time."""
 NUM_VERSIONS = 1
 """Runs of the trainer for each domain."""
 
@@ -39,7 +44,7 @@ NUM_VERSIONS = 1
 def service(tmp_path_factory):
     speculation = {"model": HEAD, "quantization": "int8", "policy": "threshold"}
     flags = ["--speculative-config", json.dumps(speculation | {"num_speculative_tokens": 5})]
-    flags += ["--quantization", "int8", "--max-model-len", "2048", "--max-num-seqs", "8"]
+    flags += ["--quantization", "int8", "--max-model-len", "4096", "--max-num-seqs", "8"]
     flags += ["--training-buffer-tokens", "500000"]
     log = tmp_path_factory.mktemp("adaptation") / "log"
     with running_service(None, log, "--model", MODEL, *flags) as service:
@@ -77,7 +82,7 @@ def measured(service, domain, count=8):
 
 
 class Traffic:
-    """Streams of a domain that allow training. Each waits as long as its latest answer took."""
+    """Requests of a domain that allow training, which arrive at random (a Poisson process)."""
 
     def __init__(self, service, domain):
         self._service, self._domain = service, domain
@@ -86,36 +91,38 @@ class Traffic:
 
     @contextmanager
     def running(self):
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            streams = [pool.submit(self._stream, index) for index in range(NUM_STREAMS)]
+        with ThreadPoolExecutor(MAX_STREAMS + 1) as pool:
+            arrivals = pool.submit(self._arrive, pool)
             try:
                 yield self
             finally:
                 self._is_ended.set()
-        for each in streams:
-            each.result()
+                for each in arrivals.result():
+                    each.result()
 
-    def _stream(self, index):
+    def _arrive(self, pool):
+        rng, answers, seed = random.Random(100), [], 0
         left_out = measured_prompts(self._domain)
-        asked = prompts(self._domain, random.Random(100 + index))
-        asked = (each for each in asked if each not in left_out)
+        asked = (each for each in prompts(self._domain, rng) if each not in left_out)
+        while not self._is_ended.wait(rng.expovariate(ARRIVALS_PER_S)):
+            answers.append(pool.submit(self._ask, next(asked), seed := seed + 1))
+        return answers
+
+    def _ask(self, prompt, seed):
         with Client(self._service.grpc_address, timeout_s=600) as client:
-            for seed in range(10**6):
-                started_at = time.monotonic()
-                for chunk in client.generate_stream(next(asked), params(seed), allow_training=True):
-                    self.num_tokens += len(chunk.token_ids)
-                    if self._is_ended.is_set():
-                        return
-                self._is_ended.wait(time.monotonic() - started_at)
+            for chunk in client.generate_stream(prompt, params(seed), allow_training=True):
+                self.num_tokens += len(chunk.token_ids)
+                if self._is_ended.is_set():
+                    return
 
 
 @contextmanager
 def trainer(service, directory, *words):
-    """Run `specdec adapt`; yield its process."""
+    """Run `specdec adapt`; yield the command, whose child trains."""
     command = [sys.executable, "-m", "cluster", "adapt", MODEL, str(directory), *words]
     command += ["--quantization", "int8", "--address", service.grpc_address]
     with (directory.parent / "adapt.log").open("wb") as log:
-        process = psutil.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = psutil.Popen(command, stdout=log, stderr=log)
     try:
         yield process
     finally:
@@ -127,6 +134,10 @@ def trainer(service, directory, *words):
 
 def cpu_seconds(processes):
     return sum(sum(each.cpu_times()[:2]) for each in processes)
+
+
+def with_children(process):
+    return [process, *process.children(recursive=True)]
 
 
 def versions_of(service):
@@ -167,7 +178,7 @@ def test_tokens_of_a_step_grow_after_a_shift_of_traffic(service, domain, tmp_pat
                 domain=domain.__name__,
                 seconds=round(time.monotonic() - started_at),
                 active_version=active_version(service),
-                trainer_cpu_seconds=round(cpu_seconds([process])),
+                trainer_cpu_seconds=round(cpu_seconds(with_children(process))),
                 rank_cpu_seconds=round(cpu_seconds(service.processes("TargetWorker"))),
                 answer_tokens=traffic.num_tokens,
                 versions=versions_of(service),
@@ -179,6 +190,99 @@ def test_tokens_of_a_step_grow_after_a_shift_of_traffic(service, domain, tmp_pat
     show(domain=domain.__name__, before=before.tokens_per_step, after=after.tokens_per_step)
     assert after.answers == before.answers, "the tokens are unchanged"
     assert after.tokens_per_step > before.tokens_per_step + 0.1
+
+
+class Turns:
+    """Stops a command for every other turn of a few seconds, of which it keeps the kind."""
+
+    TURN_S = 4.0
+
+    def __init__(self, process):
+        self._process = process
+        self._is_ended = threading.Event()
+        self.changes = [(0.0, True)]
+
+    @contextmanager
+    def running(self):
+        with ThreadPoolExecutor(1) as pool:
+            turns = pool.submit(self._turn)
+            try:
+                yield self
+            finally:
+                self._is_ended.set()
+                turns.result()
+
+    def _turn(self):
+        for is_stopped in cycle([True, False]):
+            self._set(is_stopped)
+            self.changes.append((time.monotonic(), not is_stopped))
+            if self._is_ended.wait(self.TURN_S):
+                self._set(False)
+                return
+
+    def _set(self, is_stopped):
+        for each in with_children(self._process):  # the command first, which lets the others go on
+            each.suspend() if is_stopped else each.resume()
+
+    def runs(self, start, end):
+        """Return whether the command ran or stood for all of a period; None for a change in it."""
+        index = bisect(self.changes, (start, True)) - 1
+        is_changed = index + 1 < len(self.changes) and self.changes[index + 1][0] < end
+        return None if is_changed else self.changes[index][1]
+
+
+def test_a_trainer_slows_serving_little(service, tmp_path):
+    """One stream with pauses, in which the trainer has the cores; TTFT counts as a step."""
+    traffic, rng = Traffic(service, sql), random.Random(2)
+    with traffic.running():
+        wait_until(lambda: traffic.num_tokens > 3000, deadline_s=300)
+    words = ("--min-tokens", "2000", "--num-epochs", "1000")
+    steps = {True: [], False: []}
+    with trainer(service, tmp_path / "versions", *words) as process:
+        wait_until(lambda: cpu_seconds(with_children(process)) > 40, deadline_s=600)
+        begun_with = cpu_seconds(with_children(process))
+        with Turns(process).running() as turns, Client(service.grpc_address) as client:
+            ends_at = time.monotonic() + 240
+            for seed, prompt in enumerate(prompts(sql, rng)):
+                begins_at = time.monotonic()
+                if begins_at > ends_at:
+                    break
+                times = [begins_at]
+                for _ in client.generate_stream(prompt, params(seed)):
+                    times.append(time.monotonic())
+                for start, end in pairwise(times):
+                    if (kind := turns.runs(start, end)) is not None:
+                        steps[kind].append(end - start)
+                time.sleep(rng.expovariate(1 / (times[-1] - begins_at)))
+        trained_s = cpu_seconds(with_children(process)) - begun_with
+    running, stopped = (1e3 * statistics.fmean(steps[each]) for each in (True, False))
+    show(
+        ms_a_step_beside_the_trainer=round(running, 3),
+        ms_a_step_without=round(stopped, 3),
+        ratio=round(running / stopped, 3),
+        steps=[len(steps[each]) for each in (True, False)],
+        trainer_cpu_seconds=round(trained_s, 1),
+    )
+    assert trained_s > 5, "it trained meanwhile"
+
+
+def test_a_long_answer_keeps_its_acceptance(service):
+    """Shows tokens of a step around the 200th and the 2,000th token of answers."""
+    asked = [*measured_prompts(sql), *measured_prompts(german)]
+    long = replace(params(0), max_tokens=2100, ignore_eos=True, temperature=0.8)
+    found = {200: [], 2000: []}
+
+    def ask(prompt):
+        with Client(service.grpc_address, timeout_s=600) as client:
+            ends = accumulate(len(each.token_ids) for each in client.generate_stream(prompt, long))
+            for start, end in pairwise(ends):
+                for position, lengths in found.items():
+                    if abs(start - position) <= 100:
+                        lengths.append(end - start)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, asked))
+    show(**{f"tokens_per_step_at_{each}": statistics.fmean(found[each]) for each in found})
 
 
 def noisy_head(directory, scale):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,6 +14,7 @@ from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
 from cluster.cli.output import counted, default_flag, print_stderr
+from cluster.cli.training.idle_time import run_when_idle
 from cluster.cli.training.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
@@ -104,6 +103,8 @@ def adapt(
     TARGET is the served model. Samples are from requests with allow_training, if the service has
     --training-buffer-tokens. Its nodes must see the versions in OUTPUT under the same path.
     """
+    run_when_idle(threads)  # before a thread begins
+
     import torch
 
     from specdec.models.resolve import resolve
@@ -113,7 +114,6 @@ def adapt(
     from specdec.training.data.target_cache import CachedTarget
 
     torch.set_num_threads(threads)
-    run_when_idle()
     directory = resolve(target, progress=print_stderr)
     longest = _longest_sample(directory)
     target_precision = TargetPrecision.on(CPU, dtype, quantization)
@@ -141,21 +141,6 @@ def _training_config(learning_rate: float, num_epochs: int, precision: Precision
         max_held_out_samples=32,
         evaluate_every=_AT_THE_END_ALONE,
     )
-
-
-def run_when_idle() -> None:
-    """Give this process only time that no other process wants (SCHED_IDLE, where it exists).
-
-    Linux shares the CPU between sessions first (man 7 sched, autogroup). So where this process
-    leads one, the session gets the least share.
-    """
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):  # a kernel without autogroups
-            Path("/proc/self/autogroup").write_text("19")
 
 
 class SampleSource:

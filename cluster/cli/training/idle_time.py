@@ -1,0 +1,91 @@
+"""A command that takes the CPU time that no other process wants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from cluster.serve.guard import STOP_SIGNALS
+from cluster.serve.processes import die_with
+
+_PERIOD_S = 0.05
+"""Time between two looks at the load."""
+_TURN = 12
+"""Number of periods under load, of which the process runs in one."""
+_SPARE_CORES = 0.25
+"""They stay idle beside the process where there are enough."""
+
+
+def run_when_idle(num_threads: int) -> None:
+    """Continue in a process that runs when no other one does, on `num_threads` cores.
+
+    It has the policy SCHED_IDLE and leads a session, which has the least share, since Linux shares
+    the CPU between sessions first (man 7 sched, autogroup). Even so it would slow others down by
+    the memory that it reads in their pauses of a millisecond, so while they use the cores it is
+    stopped for eleven periods in twelve.
+
+    The calling process does that, passes signals on, and exits with the other's code; for a signal,
+    with that of a shell. Call it with a single thread, since it forks. Outside Linux it only lowers
+    the priority.
+    """
+    if sys.platform != "linux":
+        os.nice(19)
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    caller_pid = os.getpid()
+    if pid := os.fork():
+        os._exit(_govern(pid, num_threads))
+    os.setsid()
+    die_with(caller_pid, signal.SIGKILL)  # which also ends a process that is stopped
+    with suppress(OSError):  # a kernel without autogroups, or a container
+        Path("/proc/self/autogroup").write_text("19")
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _govern(pid: int, num_threads: int) -> int:
+    """Stop a child and let it go on until it ends; return the exit code."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: _end(pid, number))
+    limit = max(_SPARE_CORES, (os.cpu_count() or 1) - num_threads - _SPARE_CORES)
+    load, num_periods = OtherLoad(psutil.Process(pid)), 0
+    while True:
+        time.sleep(_PERIOD_S)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            exit_code = os.waitstatus_to_exitcode(status)
+            return exit_code if exit_code >= 0 else 128 - exit_code
+        num_periods = num_periods + 1 if load.num_cores() > limit else 0
+        os.kill(pid, signal.SIGSTOP if num_periods % _TURN else signal.SIGCONT)
+
+
+def _end(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+
+
+class OtherLoad:
+    """The load of a machine without that of one process."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._read_at_s, self._busy_s = time.monotonic(), self._busy()
+
+    def num_cores(self) -> float:
+        """Return how many cores were busy on average since the call before."""
+        now_s, busy_s = time.monotonic(), self._busy()
+        used = (busy_s - self._busy_s) / max(now_s - self._read_at_s, 1e-3)
+        self._read_at_s, self._busy_s = now_s, busy_s
+        return used
+
+    def _busy(self) -> float:
+        machine, own = psutil.cpu_times(), self._process.cpu_times()
+        return sum(machine[:3]) - own.user - own.system  # user, nice and system

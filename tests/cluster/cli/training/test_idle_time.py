@@ -1,0 +1,115 @@
+"""The process that runs when idle, and the command that governs it: they end together."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from cluster.cli.training import idle_time
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is governed on Linux only")
+
+PROGRAM = """
+import os, sys, time
+from cluster.cli.training.idle_time import run_when_idle
+run_when_idle(1)
+try:
+    print(os.getpid(), os.getsid(0), flush=True)
+    time.sleep(float(sys.argv[1]))
+except KeyboardInterrupt:
+    sys.exit(7)
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def start():
+    commands = []
+
+    def start(seconds):
+        """Return the command, and its process once that runs when idle."""
+        words = [sys.executable, "-c", PROGRAM, str(seconds)]
+        commands.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        pid, session = map(int, commands[-1].stdout.readline().split())
+        assert pid == session != commands[-1].pid
+        return commands[-1], psutil.Process(pid)
+
+    yield start
+    for each in commands:
+        each.kill()
+        each.wait(60)
+
+
+def test_it_has_the_least_share(start):
+    _, process = start(600)
+    assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no sessions share the CPU")
+def test_its_session_has_the_least_share(start):
+    _, process = start(600)
+    found, own = (Path(f"/proc/{each}/autogroup").read_text() for each in (process.pid, "self"))
+    assert found.split()[1:] == ["nice", "19"]
+    assert found.split()[0] != own.split()[0]
+
+
+def test_the_exit_code_is_that_of_the_process(start):
+    command, _ = start(0)
+    assert command.wait(60) == 5
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 7), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_signal_to_the_command_ends_both(start, number, exit_code, is_stopped):
+    command, process = start(600)
+    if is_stopped:
+        process.suspend()
+    command.send_signal(number)
+    assert command.wait(60) == exit_code
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_it_ends_with_a_command_that_is_killed(start, is_stopped):
+    command, process = start(600)
+    command.send_signal(signal.SIGSTOP)
+    if is_stopped:
+        process.suspend()
+    command.kill()
+    process.wait(60)
+
+
+def test_a_command_whose_process_is_killed_has_the_code_of_a_shell(start):
+    command, process = start(600)
+    process.kill()
+    assert command.wait(60) == 128 + signal.SIGKILL
+
+
+def test_it_is_stopped_while_others_use_the_cores(start):
+    _, process = start(600)
+    words = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(words) for _ in range(os.cpu_count())]
+    try:
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+        wait_until(lambda: process.status() != psutil.STATUS_STOPPED)  # in one period of twelve
+    finally:
+        for each in others:
+            each.kill()
+            each.wait(60)
+
+
+def test_the_load_is_that_of_others(monkeypatch):
+    now_s, machine, own = [0.0], [100.0, 10.0, 20.0, 900.0], [50.0, 5.0]
+    process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=own[0], system=own[1]))
+    monkeypatch.setattr(idle_time.psutil, "cpu_times", lambda: tuple(machine))
+    monkeypatch.setattr(idle_time.time, "monotonic", lambda: now_s[0])
+    load = idle_time.OtherLoad(process)
+    now_s[0], machine[:], own[:] = 2.0, [102.0, 10.5, 20.5, 901.0], [51.0, 5.5]
+    assert load.num_cores() == 0.75  # 3 s less 1.5 of the process, in 2 s
+    assert load.num_cores() == 0
