@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import takewhile
 from threading import Event
 
 import numpy as np
@@ -95,8 +94,9 @@ class GrammarMatcher:
         self._matcher = grammar.start.deep_copy()
         # llguidance does not count these, and would roll back other tokens instead.
         self._num_ends_after_stop = 0
-        self._rolls_back = grammar.rolls_back
-        self._earlier = deque[LLMatcher](maxlen=MAX_EARLIER_STATES)
+        self._earlier: deque[LLMatcher] | None = None  # of what llguidance does not roll back
+        if not grammar.rolls_back:
+            self._earlier = deque(maxlen=MAX_EARLIER_STATES)
 
     @property
     def is_finished(self) -> bool:
@@ -110,16 +110,25 @@ class GrammarMatcher:
         if self.is_finished and token_id in self._grammar.eos_token_ids:
             self._num_ends_after_stop += 1
             return
-        earlier = None if self._rolls_back else self._matcher.deep_copy()
+        earlier = None if self._earlier is None else self._matcher.deep_copy()
         if self._matcher.try_consume_tokens([token_id]) != 1:
             self._matcher.compute_bitmask()  # reports an exhausted lexer, which consuming does not
             self._check()
             raise GrammarError(f"token {token_id} is not allowed by structured_output")
-        if earlier is not None:
+        if self._earlier is not None and earlier is not None:
             self._earlier.append(earlier)
 
+    def copy(self) -> GrammarMatcher:
+        """Return a matcher in the same state to advance and drop: it is never rolled back."""
+        there = copy(self)
+        there._matcher, there._earlier = self._matcher.deep_copy(), None
+        return there
+
     def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens."""
+        """Undo the last `count` tokens. No mask may have been computed after any of them.
+
+        llguidance keeps its last mask, and returns it for a text of as many lexemes after these.
+        """
         num_ends = min(count, self._num_ends_after_stop)
         self._num_ends_after_stop -= num_ends
         if count > num_ends:
@@ -127,7 +136,7 @@ class GrammarMatcher:
             self._check()
 
     def _undo(self, count: int) -> None:
-        if self._rolls_back:
+        if self._earlier is None:
             self._matcher.rollback(count)
             return
         if count > len(self._earlier):
@@ -146,7 +155,7 @@ class GrammarMatcher:
         return num_valid
 
     def _num_consumable(self, token_ids: list[int]) -> int:
-        if self._rolls_back:
+        if self._grammar.rolls_back:
             return int(self._matcher.validate_tokens(token_ids))
         # validate_tokens ignores max_tokens.
         return int(self._matcher.deep_copy().try_consume_tokens(token_ids))
@@ -173,7 +182,7 @@ class GrammarMatcher:
         never used.
         """
         masks = np.full((len(token_ids) + 1, len(self._grammar.text_mask)), ALL_ALLOWED)
-        there, num_valid = self._copy(), self.num_valid(token_ids)
+        there, num_valid = self.copy(), self.num_valid(token_ids)
         for index in range(num_valid + 1):
             masks[index] = there.allowed_mask()
             if index < num_valid:
@@ -181,16 +190,10 @@ class GrammarMatcher:
         return masks
 
     def _is_finished_after(self, token_ids: Sequence[int]) -> bool:
-        there = self._copy()
+        there = self.copy()
         for token in token_ids:
             there.advance(token)
         return there.is_finished
-
-    def _copy(self) -> GrammarMatcher:
-        """Return a matcher in the same state to advance and drop: it is never rolled back."""
-        there = copy(self)
-        there._matcher, there._rolls_back = self._matcher.deep_copy(), True
-        return there
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -198,24 +201,6 @@ class GrammarMatcher:
             if "too many states" in reason:
                 self._grammar.exhaust()
             raise GrammarError(f"structured_output cannot be continued: {reason}")
-
-
-class _PathMatcher:
-    """Moves a matcher between the nodes of a tree of drafts, by rollback to common ancestors."""
-
-    def __init__(self, matcher: GrammarMatcher, draft: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._draft = draft
-        self._path: Sequence[int] = ()
-
-    def move(self, path: Sequence[int]) -> None:
-        """Advance along valid nodes, from the base on, and undo the nodes of the path before."""
-        pairs = zip(self._path, path, strict=False)
-        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._matcher.rollback(len(self._path) - num_same)
-        for node in path[num_same:]:
-            self._matcher.advance(self._draft[node])
-        self._path = path
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,19 +253,20 @@ class OutputConstraint:
         A forced token that differs from the draft ends the draft; further forced tokens follow.
         """
         tokens: list[int] = []
-        masks = [self._mask(0)]
-        while len(tokens) < limit and not self._matcher.is_finished:
-            forced = self._matcher.forced_tokens(limit - len(tokens))
+        there, masks = self._matcher, [self._mask(self._matcher, 0)]
+        while len(tokens) < limit and not there.is_finished:
+            forced = there.forced_tokens(limit - len(tokens))
             following = forced or draft[len(tokens) : len(tokens) + 1]
-            if not following or (not forced and not self._matcher.num_valid(following)):
+            if not following or (not forced and not there.num_valid(following)):
                 break
             if tuple(draft[len(tokens) : len(tokens) + len(following)]) != tuple(following):
                 draft = ()
+            if not tokens:
+                there = self._matcher.copy()
             for token in following:
-                self._matcher.advance(token)
+                there.advance(token)
                 tokens.append(token)
-                masks.append(self._mask(len(tokens)))
-        self._matcher.rollback(len(tokens))
+                masks.append(self._mask(there, len(tokens)))
         return ConstrainedDraft(tuple(tokens), np.stack(masks))
 
     def along(self, draft: Sequence[int]) -> ConstrainedDraft:
@@ -315,20 +301,22 @@ class OutputConstraint:
         self, draft: Sequence[int], parents: Sequence[int]
     ) -> dict[int, NDArray[np.int32]]:
         """Return the mask after the text (BASE) and after each valid node of a tree, in order."""
-        place, masks = _PathMatcher(self._matcher, draft), {BASE: self._mask(0)}
-        for node, path in enumerate(paths(parents[:MAX_CONSTRAINED_NODES])):
-            if parents[node] not in masks:
+        parents = parents[:MAX_CONSTRAINED_NODES]
+        last_children = {parent: node for node, parent in enumerate(parents)}
+        places, masks = {BASE: self._matcher}, {BASE: self._mask(self._matcher, 0)}
+        for node, path in enumerate(paths(parents)):
+            there = places.get(parents[node])
+            if there is None or not there.num_valid([draft[node]]):
                 continue
-            place.move(path[:-1])
-            if self._matcher.num_valid([draft[node]]):
-                place.move(path)
-                masks[node] = self._mask(len(path))
-        place.move(())
+            if there is self._matcher or last_children[parents[node]] != node:
+                there = there.copy()
+            there.advance(draft[node])
+            places[node], masks[node] = there, self._mask(there, len(path))
         return masks
 
-    def _mask(self, offset: int) -> NDArray[np.int32]:
-        """Return the allowed tokens, `offset` draft tokens after the last verified one."""
-        return self._without_end(self._matcher.allowed_mask(), offset)
+    def _mask(self, there: GrammarMatcher, offset: int) -> NDArray[np.int32]:
+        """Return the allowed tokens of a matcher, `offset` tokens after the last verified one."""
+        return self._without_end(there.allowed_mask(), offset)
 
     def _without_end(self, mask: NDArray[np.int32], offset: int) -> NDArray[np.int32]:
         if self._num_followed - self._num_prompt_tokens + offset >= self._min_tokens:

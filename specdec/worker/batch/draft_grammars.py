@@ -79,7 +79,7 @@ class DraftGrammars:
         if follower is None:
             return None
         try:
-            return follower.matcher.allowed_mask()[np.newaxis]
+            return follower.matcher.copy().allowed_mask()[np.newaxis]
         except GrammarError:
             del self._followers[seq_id]
             return None

@@ -68,6 +68,19 @@ def test_drafting_does_not_change_the_grammar_state(constraint, spell):
     assert (first.masks == again.masks).all()
 
 
+@pytest.mark.parametrize("parents", [None, (-1, 0), (-1, -1, 1)])
+def test_masks_after_a_rejected_draft_are_of_the_verified_text(constraint, spell, parents):
+    """A rejected `ae` and the verified `be` end in the same lexeme, and continue differently."""
+    spec = {"grammar": 'start: "a" E "d" | "b" E "n"\nE: /e+/'}  # `ed` and `en` are tokens
+    here, fresh = constraint(**spec), constraint(**spec)
+    draft = spell("bae"[-len(parents or "ae") :])
+    drafted = here.extend(draft, 8) if parents is None else here.prune(draft, parents, 8)
+    assert drafted.token_ids == tuple(draft)
+    for each in (here, fresh):
+        each.follow([*PROMPT, *spell("be")])
+    assert allowed(here.extend((), 8).masks[0]) == allowed(fresh.extend((), 8).masks[0])
+
+
 def test_verified_tokens_advance_the_grammar(constraint, spell):
     here = constraint(regex="a{2}b{2}|b{9}")
     here.follow([*PROMPT, *spell("a")])

@@ -207,15 +207,16 @@ def test_matchers_read_no_text_of_the_grammar(compiler, monkeypatch):
     """They are made on the engine's thread, one for each choice."""
     grammar = compiler.compile(StructuredOutput(grammar='start: text\ntext[max_tokens=3]: "a"'))
     monkeypatch.setattr(translation, "_LARK_TEXTS", None)
-    assert not grammar.matcher()._rolls_back
+    assert grammar.matcher()._earlier is not None
 
 
 def test_masks_along_a_draft_keep_no_earlier_states(matcher):
     here = matcher(grammar="start: text\ntext[max_tokens=100]: /a*/")
-    there = here._copy()
+    there = here.copy()
     for token in [min(allowed(here.allowed_mask()) - EOS)] * 3:
         there.advance(token)
-    assert not there._earlier
+    assert there._earlier is None
+    assert not here._earlier
 
 
 def test_an_end_before_optional_text(matcher):

@@ -8,6 +8,7 @@ from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules
 from specdec.worker.batch.draft_grammars import DraftGrammars
 from tests.specdec.grammars import grammar_compiler
+from tests.specdec.shared_tokenizers import tokenizer_of
 
 PROMPT = (5, 6, 7)
 SPEC = StructuredOutput(regex="[a-z ]{200}")
@@ -60,6 +61,22 @@ def test_matchers_follow_drafts_rejections_and_readmissions(compiler):
             admit(grammars, admission, released=(1,))
         if len(output) > 40:
             break
+
+
+def test_masks_after_a_rejected_draft_are_of_the_verified_text(compiler, tiny_model_dir):
+    """A rejected `ae` and the verified `be` end in the same lexeme, and continue differently."""
+    spec = StructuredOutput(grammar='start: "a" E "d" | "b" E "n"\nE: /e+/')
+    tokenizer, start, grammars = tokenizer_of(tiny_model_dir), len(PROMPT), DraftGrammars(compiler)
+    a, b, e = (tokenizer.encode(char, add_special_tokens=False)[0] for char in "abe")
+    admit(grammars, SequenceAdmission(1, start, SamplingRules(), PROMPT, spec))
+    for tokens in ((a, e), (b, e)):
+        for index, token in enumerate(tokens):
+            grammars.move_to(1, start + index, (token,))
+        mask = grammars.mask(1)
+    expected = compiler.compile(spec).matcher()
+    for token in (b, e):
+        expected.advance(token)
+    assert (mask == expected.allowed_mask()).all()
 
 
 def test_a_sequence_without_a_grammar_has_no_mask(compiler):
