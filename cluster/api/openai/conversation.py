@@ -22,7 +22,14 @@ from cluster.api.openai.parsers.tool_format import (
 )
 from cluster.api.openai.parsers.unique_calls import UniqueCalls
 from cluster.api.openai.request_warnings import RequestWarning
-from cluster.api.openai.schemas.chat_schema import TEMPLATE_FIELDS, ChatRequest, Message, NamedTool
+from cluster.api.openai.schemas.chat_schema import (
+    TEMPLATE_FIELDS,
+    AllowedTools,
+    ChatRequest,
+    Message,
+    NamedTool,
+    ToolCall,
+)
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_rewrites import with_one_system, with_single_calls
@@ -111,20 +118,20 @@ def tool_use(
     """
     tools = _tools(request)
     choice = request.tool_choice if request.tool_choice is not None else "auto"
-    if not tools:
-        _require_no_call(choice)
+    if isinstance(choice, AllowedTools):
+        tools, choice = _allowed(choice, tools), choice.allowed_tools.mode
     if not tools or choice == "none":
+        _require_no_call(choice)
         return None
     hides_marks = bool(form.opening) and is_special(form.opening)
     chosen, is_parallel = tools, request.parallel_tool_calls
     if isinstance(choice, NamedTool):
-        chosen, is_parallel = (_named(choice, tools),), False
+        chosen, is_parallel = (_named(choice, tools, "tool_choice"),), False
     schema = _answer_schema(request) if choice == "auto" else None
     is_forced = choice != "auto"
     is_free = not is_forced and schema is None
     enforced = replace(form, is_assumed=False) if form.is_json and not hides_marks else BARE
     written = form if is_free else enforced
-    structure: StructuredOutput | None
     if is_free:
         structure = _optional(tools, form, is_parallel, hides_marks)
     elif schema is not None:
@@ -190,11 +197,18 @@ def _tools(request: ChatRequest) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _named(choice: NamedTool, tools: tuple[Tool, ...]) -> Tool:
+def _allowed(choice: AllowedTools, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Return the allowed tools, in the order of the request. Raise InvalidValueError."""
+    field, names = "tool_choice.allowed_tools.tools", choice.allowed_tools.tools
+    allowed = {_named(each, tools, f"{field}[{i}]").name for i, each in enumerate(names)}
+    return tuple(each for each in tools if each.name in allowed)
+
+
+def _named(choice: NamedTool, tools: tuple[Tool, ...], field: str) -> Tool:
     name, by_name = choice.function.name, {each.name: each for each in tools}
     if name not in by_name:
-        limit = f"one of the tools: {', '.join(by_name)}"
-        raise InvalidValueError("tool_choice.function.name", name, limit)
+        limit = f"one of the tools: {', '.join(by_name) or 'none'}"
+        raise InvalidValueError(f"{field}.function.name", name, limit)
     return by_name[name]
 
 
@@ -253,9 +267,7 @@ def _turn(message: Message, where: str) -> Turn:
         if role != "assistant":
             limit = "left out unless role is assistant"
             raise InvalidValueError(f"{where}.tool_calls", "given", limit)
-        turn["tool_calls"] = [each.model_dump(exclude={"index"}) for each in message.tool_calls]
-        for call in turn["tool_calls"]:
-            call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
+        turn["tool_calls"] = [_called(each) for each in message.tool_calls]
     reasoning = (
         message.reasoning if message.reasoning_content is None else message.reasoning_content
     )
@@ -266,6 +278,13 @@ def _turn(message: Message, where: str) -> Turn:
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id or ""
     return turn
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    """Return a call with the fields that chat templates read."""
+    function = call.function
+    called = {"name": function.name, "arguments": decoded_arguments(function.arguments)}
+    return {"id": call.id, "type": call.type, "function": called}
 
 
 def _text(message: Message, where: str) -> str:

@@ -122,7 +122,7 @@ def _call(item: FunctionCall | CustomToolCall, arguments: str) -> dict[str, Any]
 
 def _other_turn(item: InputMessage | CallOutput) -> dict[str, Any]:
     if isinstance(item, InputMessage):
-        return {"role": item.role, "content": _text(item.content)}
+        return {"role": item.role, "content": _text(item.content), "name": item.name}
     return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
 
 

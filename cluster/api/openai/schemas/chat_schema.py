@@ -34,7 +34,10 @@ MAX_TOOLS = 128
 CacheControl = dict[str, Any] | None
 """The mark of Anthropic's API for the end of a prefix to cache, which other clients send, too."""
 CACHE_NOTE = "accepted; prefix caching needs no marks"
-NOT_SHOWN = "accepted; not shown to the model"
+NOT_SHOWN = "not shown to the model"
+
+ClientFields = dict[str, Any] | None
+"""Fields that LiteLLM copies from an answer and returns with it."""
 
 TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 """Fields of a chat that are variables of its template; other APIs have them by other names."""
@@ -62,10 +65,12 @@ class ContentPart(RequestModel):
 
 
 class CalledFunction(RequestModel):
-    """A function call of an earlier answer."""
+    """A function call of an earlier answer, perhaps as OpenAI's client has parsed it."""
 
     name: str
     arguments: str = Field(description="JSON text of the earlier answer")
+    parsed_arguments: Any = option(NOT_SHOWN)
+    provider_specific_fields: ClientFields = option(NOT_SHOWN)
 
 
 class ToolCall(RequestModel):
@@ -75,10 +80,14 @@ class ToolCall(RequestModel):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = option("accepted: its place in the stream of the earlier answer")
+    provider_specific_fields: ClientFields = option(NOT_SHOWN)
 
 
 class Message(RequestModel):
-    """One message of the chat. An answer of this API is accepted unchanged."""
+    """One message of the chat. An answer of this API is accepted as it is.
+
+    So are the fields that OpenAI's client (`parsed`), LiteLLM and lm-eval (`type`) add to messages.
+    """
 
     refused: ClassVar[Mapping[str, str]] = {"audio": TEXT_ONLY, "function_call": "tool_calls"}
 
@@ -95,6 +104,11 @@ class Message(RequestModel):
     reasoning_content: str | None = option("passed to the chat template")
     reasoning: str | None = option("vLLM's name of reasoning_content")
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
+    type: str | None = option(NOT_SHOWN)
+    parsed: Any = option(NOT_SHOWN)
+    thinking_blocks: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
+    reasoning_items: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
+    provider_specific_fields: ClientFields = option(NOT_SHOWN)
     cache_control: CacheControl = option(CACHE_NOTE)
 
 
@@ -126,6 +140,20 @@ class NamedTool(RequestModel):
 
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedFunctions(RequestModel):
+    """The functions that the model may or must call, and the mode."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], at_most(MAX_TOOLS, 1)]
+
+
+class AllowedTools(RequestModel):
+    """The tools that the model may call; the others are not offered."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
 
 
 class PredictedText(RequestModel):
@@ -195,8 +223,8 @@ class ChatRequest(SamplingFields):
     tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
         "functions that the model may call; at most 128"
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
-        "whether the model calls tools; default `auto`; or the function that it must call"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = option(
+        "whether the model calls tools; default `auto`; or those that it may or must call"
     )
     prediction: Prediction | None = option(
         "text that the answer is expected to resemble, such as a file to edit; it is drafted"

@@ -55,6 +55,7 @@ class InputPart(RequestModel):
     text: str
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(NOT_SHOWN)
     logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(NOT_SHOWN)
+    parsed: Any = option(NOT_SHOWN)
     prompt_cache_breakpoint: CacheControl = option(CACHE_NOTE)
 
 
@@ -91,6 +92,7 @@ class InputMessage(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[_MessagePart], at_most(MAX_PARTS)]
+    name: str | None = option("passed to the chat template")
     id: str | None = option(NOT_SHOWN)
     status: str | None = option(NOT_SHOWN)
     phase: str | None = option(NOT_SHOWN)
@@ -134,6 +136,7 @@ class FunctionCall(CallFields):
 
     type: Literal["function_call"]
     arguments: str = Field(description="JSON text of the earlier answer")
+    parsed_arguments: Any = option(NOT_SHOWN)
 
 
 class CustomToolCall(CallFields):
@@ -181,8 +184,7 @@ def _require_known_item(item: Any) -> Any:
     if isinstance(item, dict) and item.get("type", "message") not in _ITEM_TYPES:
         reason = _REASONS.get(str(item["type"]))
         known = f"Input should be an item of type {', '.join(_ITEM_TYPES)}"
-        message = known if reason is None else f"{known}: {reason}"
-        raise PydanticCustomError("item_type", message)
+        raise PydanticCustomError("item_type", known if reason is None else f"{known}: {reason}")
     return item
 
 

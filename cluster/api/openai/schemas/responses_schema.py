@@ -35,7 +35,16 @@ from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 _NOTHING_IS_STORED = "left out: nothing is stored; send the whole chat as input"
 
 
-Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
 
 
 class TextFormat(RequestModel):
@@ -131,7 +140,7 @@ class ResponsesRequest(RequestModel):
     text: TextOptions | None = option("required format of the text")
     include: Annotated[list[Included], at_most(8)] | None = option(
         "`message.output_text.logprobs` returns log-probabilities of the answer's tokens; "
-        "`reasoning.encrypted_content` is accepted, as reasoning items have their text"
+        "the others are accepted without effect"
     )
     top_logprobs: int | None = number(
         "number of most likely tokens to return at each position; needs `include`", 0, 20

@@ -60,6 +60,16 @@ def test_a_part_may_have_the_fields_of_its_answer():
     ]
 
 
+def test_an_answer_may_have_the_fields_that_clients_add_to_it():
+    """OpenAI's client parses it, LiteLLM keeps what other services returned."""
+    function = {**CALL["function"], "parsed_arguments": {"who": 1}, "provider_specific_fields": {}}
+    answer = {"parsed": {"a": 1}, "thinking_blocks": [{"type": "thinking"}], "reasoning_items": []}
+    fields = {"type": "text", "provider_specific_fields": {"citations": None}}
+    call = {**CALL, "function": function, "provider_specific_fields": {"signature": "x"}}
+    given = message(role="assistant", content="{}", tool_calls=[call], **answer, **fields)
+    assert turns([given]) == turns([message(role="assistant", content="{}", tool_calls=[CALL])])
+
+
 def test_the_name_of_a_message_reaches_the_template():
     [made] = turns([message(role="user", content="Hi", name="Ada")])
     assert made == {"role": "user", "content": "Hi", "name": "Ada"}
@@ -170,6 +180,18 @@ def use(form=HERMES, special=(), **fields):
 
 def named(name):
     return {"type": "function", "function": {"name": name}}
+
+
+def test_allowed_tools_are_the_only_ones():
+    chosen = [named("b")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": chosen}}
+    allowed = use(tool_choice=choice)
+    assert [each.name for each in allowed.tools] == ["b"]
+    assert allowed == use(tools=[definition("b")], tool_choice="required")
+    chosen[0] = named("c")
+    with pytest.raises(InvalidValueError, match="one of the tools: a, b") as caught:
+        use(tool_choice=choice)
+    assert caught.value.field == "tool_choice.allowed_tools.tools[0].function.name"
 
 
 def test_no_tools_in_the_prompt_without_tools_or_with_choice_none():

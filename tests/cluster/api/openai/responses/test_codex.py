@@ -120,6 +120,21 @@ async def test_namespaces_and_custom_tools_are_functions_of_the_chat():
     assert written == {"input": "begin\nend"}
 
 
+async def test_items_may_have_the_fields_that_clients_add_to_them():
+    """OpenAI's client parses an answer; Haystack names the sender."""
+    text = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {"a": 1}}
+    call = {"type": "function_call", "name": "get_goal", "arguments": "{}", "call_id": "a"}
+    items = [
+        {"role": "user", "content": "Hi.", "name": "ann"},
+        {"type": "message", "role": "assistant", "content": [text]},
+        {**call, "parsed_arguments": {"a": 1}},
+    ]
+    hosted = ["web_search_call.action.sources", "code_interpreter_call.outputs"]
+    user, answer = chat_of("first turn", input=items, include=hosted).messages[-2:]
+    assert (user.content, user.name) == ("Hi.", "ann")
+    assert (answer.content, answer.tool_calls[0].function.arguments) == ("{}", "{}")
+
+
 async def test_an_image_in_a_result_is_noted():
     assert (
         chat_of("image in a result").messages[-1].content == "[omitted: the model reads text only]"
