@@ -134,9 +134,10 @@ class ResponsesBuilder(ResponseBuilder):
         for part in self._parts(output):
             yield from self._output.add(self._reader.read(part), self._logprobs(part))
         if output.finish_reason is not None:
-            is_cut = self._reader.num_calls > 0 and not self._reader.has_whole_calls
-            is_complete = output.finish_reason is not FinishReason.LENGTH and not is_cut
-            yield from self._output.finish(is_complete=is_complete)
+            is_cut = output.finish_reason is FinishReason.LENGTH
+            if self._output.ends_with_call:
+                is_cut = not self._reader.has_whole_calls
+            yield from self._output.finish(is_complete=not is_cut)
 
     def _parts(self, output: EngineOutput) -> Iterator[EngineOutput]:
         """Split an output into its tokens where these have log-probabilities, else yield it whole.

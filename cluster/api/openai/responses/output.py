@@ -82,6 +82,11 @@ class OutputItems:
             self._open.status = "incomplete"
 
     @property
+    def ends_with_call(self) -> bool:
+        """Return whether the item that has not ended is a call."""
+        return isinstance(self._open, OutputFunctionCall | OutputCustomCall)
+
+    @property
     def _follows_mark(self) -> bool:
         """Return whether the text that comes next is after a mark, which is of no item."""
         return self._open is not None and not isinstance(self._open, OutputMessage)

@@ -161,7 +161,8 @@ async def test_a_call_that_is_cut_is_incomplete():
     ("arguments", "status"),
     [("{}", "completed"), ('{"a', "incomplete"), ('{"a": {}', "incomplete")],
 )
-async def test_a_call_that_the_model_ends_too_early_is_incomplete(arguments, status):
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_a_call_is_incomplete_if_its_braces_are_not_closed(arguments, status, reason):
     builder = ResponsesBuilder.__new__(ResponsesBuilder)
     parser = tool_parser(HERMES, [Tool("ask", {})])
     tools = Mock(parser=lambda: parser, identified=lambda start: start)
@@ -169,7 +170,7 @@ async def test_a_call_that_the_model_ends_too_early_is_incomplete(arguments, sta
     builder.meter, builder._output = Mock(), OutputItems("r", placed_tools(TOOLS))
     text = f'<tool_call>{{"name": "ask", "arguments": {arguments}'
     output = Mock(text=text, text_lengths=(), token_ids=(1,), logprobs=None)
-    output.finish_reason = FinishReason.STOP
+    output.finish_reason = reason
     changes = [*builder._changes(Mock(output=output))]
     assert changes[-1][1]["item"]["status"] == status
     assert builder._output.items[0].arguments == arguments
