@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+
+from specdec.text.grammar.patterns import as_rust
+from specdec.text.grammar.property_names import with_known_names
+from specdec.text.grammar.schema_numbers import is_exact, readable, readable_data
+from specdec.types.errors import InvalidValueError
 
 _FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -18,18 +24,12 @@ _BY_NAME = frozenset(
 )
 """Keywords whose value is schemas by name."""
 
+_CONSTANTS = frozenset(("const", "enum"))
 _DATA = frozenset(("const", "default", "enum", "examples"))
 """Keywords whose value is no schema, whatever it looks like."""
 
-_COUNTS = frozenset(
-    ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
-)
-
 _OF_OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
 """Keywords about names that no pattern matches, which are unknown without one of the patterns."""
-
-_MAX_BOUND = 2**63 - 1025
-"""Largest absolute value of a bound that llguidance enforces: a double above it is 2^63."""
 
 _KNOWN_DIALECT = re.compile(
     r"http://json-schema\.org/draft-0[3-7]/schema#?"
@@ -52,57 +52,65 @@ def enforceable(schema: Any, *, is_lenient: bool = False) -> Any:
 
     Bounds beyond ±(2^63 - 1025) become these, except upper ones of integers.
 
-    schema: decoded JSON, which need not be a valid schema. is_lenient: whether to leave out regular
-    expressions with look-around, word boundaries or back-references, which no grammar enforces.
+    schema: decoded JSON, which need not be a valid schema. is_lenient: whether to leave out what no
+    grammar enforces: regular expressions with look-around, word boundaries or back-references, and
+    `const` and `enum` with integers that are no doubles. Raises InvalidValueError for the latter.
     """
-    if not isinstance(schema, Mapping):
-        return schema
-    patterns = schema.get("patternProperties") if is_lenient else None
-    has_dropped = isinstance(patterns, Mapping) and any(map(_is_not_regular, patterns))
-    return {
-        name: _value(name, schema, is_lenient)
-        for name, value in schema.items()
-        if _restricts(name, value, is_lenient) and not (has_dropped and name in _OF_OTHER_NAMES)
-    }
+    return _Rewriting(schema, is_lenient).rewrite(schema)
 
 
-def _value(name: str, schema: Mapping[str, Any], is_lenient: bool) -> Any:
-    value = schema[name]
-    if name in _DATA:
-        return value
-    if name in _BY_NAME and isinstance(value, Mapping):
-        is_pattern = is_lenient and name == "patternProperties"
+@dataclass(frozen=True)
+class _Rewriting:
+    """Rewriting of one whole schema, `root`; is_lenient as in `enforceable`."""
+
+    root: Any
+    is_lenient: bool
+
+    def rewrite(self, schema: Any) -> Any:
+        """Return a part of the schema as `enforceable` does."""
+        if not isinstance(schema, Mapping):
+            return schema
+        schema = with_known_names(schema, self.root)
+        patterns = schema.get("patternProperties") if self.is_lenient else None
+        has_dropped = isinstance(patterns, Mapping) and any(map(_is_not_regular, patterns))
         return {
-            each: enforceable(inner, is_lenient=is_lenient)
-            for each, inner in value.items()
-            if not (is_pattern and _is_not_regular(each))
+            name: self._value(name, schema)
+            for name, value in schema.items()
+            if _restricts(name, value, self.is_lenient)
+            and not (has_dropped and name in _OF_OTHER_NAMES)
         }
-    if isinstance(value, list):
-        return [enforceable(each, is_lenient=is_lenient) for each in value]
-    if name == "$ref" and isinstance(value, str):
-        return _as_uri(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(name, value, schema)
-    return enforceable(value, is_lenient=is_lenient)
+
+    def _value(self, name: str, schema: Mapping[str, Any]) -> Any:
+        value = schema[name]
+        if name in _DATA:
+            _check_exact(name, value)
+            return readable_data(value)
+        if name in _BY_NAME and isinstance(value, Mapping):
+            return self._by_name(name, value)
+        if isinstance(value, list):
+            return [self.rewrite(each) for each in value]
+        if name == "$ref" and isinstance(value, str):
+            return _as_uri(value)
+        if name == "pattern" and isinstance(value, str):
+            return as_rust(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return readable(name, value, schema)
+        return self.rewrite(value)
+
+    def _by_name(self, keyword: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
+        is_pattern = keyword == "patternProperties"
+        return {
+            as_rust(name) if is_pattern else name: self.rewrite(each)
+            for name, each in schemas.items()
+            if not (is_pattern and self.is_lenient and _is_not_regular(name))
+        }
 
 
-def _number(name: str, value: float, schema: Mapping[str, Any]) -> float:
-    """Return a number that llguidance can read: a count as an integer, a bound in its range.
-
-    It reads all upper bounds of integers, and two bounds that are equal.
-    """
-    match name:
-        case "minimum" | "exclusiveMinimum" if value != schema.get("maximum"):
-            return max(value, -_MAX_BOUND)
-        case "maximum" | "exclusiveMaximum" if value != schema.get("minimum"):
-            return value if _is_integer(schema.get("type")) else min(value, _MAX_BOUND)
-    return int(value) if name in _COUNTS and value % 1 == 0 else value
-
-
-def _is_integer(kind: Any) -> bool:
-    """Return whether a type, or several, has integers as its only numbers."""
-    kinds = kind if isinstance(kind, list) else [kind]
-    return "integer" in kinds and "number" not in kinds
+def _check_exact(keyword: str, value: Any) -> None:
+    """Raise InvalidValueError for a constant that llguidance would change."""
+    if keyword in _CONSTANTS and not is_exact(value):
+        limit = "free of integers that differ from the nearest double; write such ones as strings"
+        raise InvalidValueError(keyword, value, limit)
 
 
 def _restricts(name: str, value: Any, is_lenient: bool) -> bool:
@@ -112,12 +120,14 @@ def _restricts(name: str, value: Any, is_lenient: bool) -> bool:
             return value not in (True, {}, {"type": "string"})
         case "unevaluatedItems" | "unevaluatedProperties":
             return value not in (True, {})
-        case "dependentRequired" | "dependentSchemas":
+        case "dependencies" | "dependentRequired" | "dependentSchemas":
             return bool(value != {})
         case "uniqueItems":
             return value is not False
         case "format":
             return not isinstance(value, str) or value in _FORMATS
+        case "const" | "enum":
+            return not is_lenient or is_exact(value)
         case "pattern":
             return not (is_lenient and isinstance(value, str) and _is_not_regular(value))
         case "$schema":

@@ -1,3 +1,5 @@
+# Modules: specdec.text.grammar.patterns, specdec.text.grammar.property_names
+# Modules: specdec.text.grammar.schema_numbers
 """Schemas without keywords that restrict nothing."""
 
 import json
@@ -5,6 +7,7 @@ import json
 import pytest
 
 from specdec.text.grammar.json_schema import enforceable
+from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import StructuredOutput
 
 ANY_NAME = {"propertyNames": {"type": "string"}}
@@ -17,6 +20,7 @@ RESTRICTS_NOTHING = [
     {"unevaluatedItems": {}},
     {"dependentRequired": {}},
     {"dependentSchemas": {}},
+    {"dependencies": {}},
     {"format": "int64"},
     {"format": "uri-reference"},
     {"$schema": "https://json-schema.org/draft-07/schema#"},
@@ -43,6 +47,22 @@ PLACES = [
     lambda each: {"prefixItems": [each], "patternProperties": {"^a": {"oneOf": [each]}}},
 ]
 DATA = {"const": ANY_NAME, "enum": [ANY_NAME, {"format": "x"}], "default": {"uniqueItems": False}}
+
+
+@pytest.fixture
+def accepts(compiler, tokenizer):
+    """Return a function that returns whether a text is complete under a schema."""
+
+    def is_complete(schema, text):
+        matcher = compiler.compile(StructuredOutput(json_schema=json.dumps(schema))).matcher()
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if matcher.num_valid(token_ids) < len(token_ids):
+            return False
+        for each in token_ids:
+            matcher.advance(each)
+        return matcher.is_finished or bool(matcher.num_valid([tokenizer.end_token_id]))
+
+    return is_complete
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -73,7 +93,11 @@ REWRITTEN = [
     ({**INTEGER, "minimum": MAX, "maximum": MAX}, str(MAX), str(MAX - 1)),
     ({**INTEGER, "minimum": -(2**63), "maximum": MAX}, str(MAX), "-9223372036854775809"),
     ({"type": ["null", "integer"], "minimum": -1e30, "maximum": 2**64 - 1}, str(MAX), "0.5"),
+    ({**INTEGER, "maximum": 2**53 + 3}, str(2**53 + 2), str(2**53 + 4)),
+    ({**INTEGER, "maximum": 2**128 - 1}, str(MAX), "0.5"),
+    ({"default": 10**30, "examples": [10**30]}, "1", "null"),
     ({"minLength": 1.0, "maxLength": 2.0}, '"ab"', '"abc"'),
+    ({"minLength": 1, "maxLength": MAX}, '"a"', '""'),
     ({"minItems": 1.0}, "[1]", "[]"),
     ({"$ref": "#/$defs/a<b> [é]", "$defs": {"a<b> [é]": {"const": 1}}}, "1", "2"),
     ({"$ref": "#/$defs/a%25b", "$defs": {"a%b": {"const": 1}}}, "1", "2"),
@@ -91,6 +115,114 @@ def test_what_llguidance_does_not_read_is_enforced(compiler, tokenizer, keywords
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         num_valid = grammar.matcher().num_valid(token_ids)
         assert (num_valid == len(token_ids)) is is_valid, text
+
+
+@pytest.mark.parametrize("value", [2**53, 10**18, 123456789012345680, -(10**30), 2.5])
+def test_constants_have_their_own_digits(matcher, tokenizer, value):
+    forced = matcher(json_schema=json.dumps({"const": [value]})).forced_tokens(100)
+    assert tokenizer.decode(forced).startswith(f"[{value}]")
+
+
+def test_a_lower_bound_beyond_doubles_admits_no_number_below_it(accepts):
+    schema = {**INTEGER, "minimum": 2**53 + 1}
+    assert not accepts(schema, str(2**53))
+    assert accepts(schema, str(2**53 + 2))
+
+
+@pytest.mark.parametrize("value", [MAX, -(2**53) - 1, 123456789012345678, 10**30 + 1, 10**400])
+@pytest.mark.parametrize(
+    "keyword", [lambda each: {"const": [{"a": each}]}, lambda each: {"enum": ["x", each]}]
+)
+def test_an_integer_that_no_double_equals_is_no_constant(compiler, keyword, value):
+    schema = {"properties": {"id": {"type": "integer", **keyword(value)}}}
+    with pytest.raises(InvalidValueError, match="write such ones as strings"):
+        compiler.compile(StructuredOutput(json_schema=json.dumps(schema)))
+    assert enforceable(schema, is_lenient=True) == {"properties": {"id": {"type": "integer"}}}
+
+
+def test_equal_bounds_that_no_double_equals_allow_no_other_number(compiler):
+    schema = {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}
+    with pytest.raises(InvalidValueError, match="can be enforced"):
+        compiler.compile(StructuredOutput(json_schema=json.dumps(schema)))
+
+
+PATTERNS = [
+    ("^[^[]$", '"a"', '"["'),
+    ("^[a[]{2}$", '"[a"', '"b"'),
+    ("^[a&&b]{2}$", '"&b"', '"c"'),
+    ("^[a~~b]$", '"~"', '"c"'),
+    ("^[[:digit:]]$", '"1"', '":"'),
+    (r"^\[&&$", '"[&&"', '"["'),
+    (r"^[\b]\0$", r'"\b\u0000"', '"b"'),
+    (r"^\uD83D\uDE00$", '"😀"', '"a"'),
+    (r"^[\ud83d\ude00x]$", '"😀"', '"y"'),
+]
+
+
+@pytest.mark.parametrize(("pattern", "valid", "invalid"), PATTERNS)
+def test_a_pattern_has_the_syntax_of_ecma_262(accepts, pattern, valid, invalid):
+    schema = {"type": "string", "pattern": pattern}
+    assert accepts(schema, valid)
+    assert not accepts(schema, invalid)
+    by_name = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+    assert accepts(by_name, f"{{{valid}:1}}")
+    assert not accepts(by_name, f"{{{invalid}:1}}")
+
+
+OBJECT = {"type": "object", "additionalProperties": INTEGER}
+LISTED = {**OBJECT, "propertyNames": {"type": "string", "enum": ["b", "a"]}}
+NAMES = [
+    (LISTED, ["{}", '{"a":1}', '{"b":1,"a":2}'], ['{"c":1}', '{"a":true}', '{"a":1,"a":2}']),
+    ({**LISTED, "required": ["a"]}, ['{"a":1}'], ["{}", '{"b":1}']),
+    ({**LISTED, "properties": {"a": {}, "c": {}}}, ['{"a":true,"b":1}'], ['{"c":1}']),
+    ({**LISTED, "additionalProperties": False}, ["{}"], ['{"a":1}']),
+    ({"type": "object", "propertyNames": {"const": "a"}}, ['{"a":[]}'], ['{"b":1}']),
+    ({**OBJECT, "propertyNames": {"pattern": "^[ab]$"}}, ['{"b":1}'], ['{"c":1}', '{"a":[]}']),
+    (
+        {
+            **OBJECT,
+            "propertyNames": {"$ref": "#/$defs/A~1B%20C"},
+            "$defs": {"A/B C": {"title": "A", "enum": ["a"], "type": "string"}},
+        },
+        ['{"a":1}'],
+        ['{"b":1}'],
+    ),
+    (
+        {"type": "object", "properties": {"a": INTEGER}, "unevaluatedProperties": {"not": {}}},
+        ['{"a":1}'],
+        ['{"b":1}'],
+    ),
+    ({**OBJECT, "unevaluatedProperties": False}, ['{"b":1}'], ['{"b":true}']),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), NAMES)
+def test_names_of_properties_are_enforced(accepts, schema, valid, invalid):
+    assert [each for each in valid if not accepts(schema, each)] == []
+    assert [each for each in invalid if accepts(schema, each)] == []
+
+
+OTHER_NAMES = [
+    {"$ref": "#/$defs/loop"},
+    {"$ref": "other.json"},
+    {"$ref": "#/$defs/missing"},
+    {"minLength": 1},
+    {"enum": ["a"], "type": "integer"},
+    {"enum": [], "minLength": 1},
+]
+
+
+@pytest.mark.parametrize("names", OTHER_NAMES)
+def test_other_names_of_properties_are_refused(compiler, names):
+    loop = {"loop": {"$ref": "#/$defs/loop"}}
+    schema = {**OBJECT, "propertyNames": names, "$defs": loop}
+    with pytest.raises(InvalidValueError, match="can be enforced"):
+        compiler.compile(StructuredOutput(json_schema=json.dumps(schema)))
+
+
+def test_unevaluated_properties_beside_other_schemas_stay():
+    schema = {"type": "object", "allOf": [{}], "unevaluatedProperties": False}
+    assert enforceable(schema) == schema
 
 
 NOT_REGULAR = [
