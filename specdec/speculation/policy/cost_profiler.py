@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product, repeat
 from typing import NamedTuple
 
@@ -152,6 +152,11 @@ class CostProfiler:
 
     def drafting(self, worker: DraftWorker, limits: DraftLimits, budget_s: float) -> CostTable:
         """Measure the drafts of a model with these limits. Raise DraftFailedError."""
+        longest = min(self.config.max_model_len, limits.max_model_len)
+        if longest < self.config.max_model_len:
+            config = replace(self.config, max_model_len=longest)
+            most = max(1, min(self.most, longest - 2))
+            return replace(self, config=config, most=most).drafting(worker, limits, budget_s)
         text, start = self.draft_text, self._context_tokens
         sequences = self._sequences(limits.num_blocks, text)
 

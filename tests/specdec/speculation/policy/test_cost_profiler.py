@@ -311,6 +311,18 @@ def test_a_real_draft_model_is_measured(tiny_model_dir, text):
     assert table.step_s(1, 3) > 0
 
 
+@pytest.mark.parametrize(("max_model_len", "longest"), [(66, 8), (16, 8), (8, 6), (3, 1), (2, 1)])
+def test_no_measured_draft_exceeds_the_length_of_the_draft_model(
+    tiny_model_dir, max_model_len, longest
+):
+    directory = tiny_model_dir
+    limits = DraftLimits(40, block_size=4, max_model_len=max_model_len, max_catch_up_tokens=16)
+    runner = load_draft(RankModel(directory, "float32", limits), TensorParallelGroup())
+    profiler = CostProfiler(engine_config(8), 8, time.perf_counter)
+    table = profiler.drafting(LocalDraftWorker(runner), limits, 0.1)
+    assert table.draft_tokens[-1] == longest
+
+
 def test_sequences_of_a_mixture_that_drafts_continue_a_text_with_its_kv():
     """In its own vocabulary, in chunks that it may catch up on."""
     chunks, drafted = [], []
