@@ -25,6 +25,9 @@ _JSON: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
 }
+_CHOICE = "start: CHOICE\nCHOICE: "
+"""One lexeme: as alternatives of a rule, more than 2,000 texts exceed a limit of the parser."""
+
 _ANY_OBJECT = '{"type":"object"}'
 _NOUNS = {"json_schema": "a JSON schema", "regex": "a regular expression"}
 
@@ -58,7 +61,7 @@ def to_llguidance(spec: StructuredOutput) -> str:
         return LLMatcher.grammar_from_lark(_lark(spec.grammar))
     if spec.choice:
         texts = (_lark_string(text) for text in spec.choice)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        return LLMatcher.grammar_from_lark(_CHOICE + " | ".join(texts))
     return _json_grammar(_ANY_OBJECT)
 
 

@@ -8,7 +8,7 @@ import pytest
 from specdec.text.grammar import translation
 from specdec.text.grammar.matcher import MAX_EARLIER_STATES
 from specdec.types.errors import GrammarError
-from specdec.types.sampling.sampling_params import StructuredOutput
+from specdec.types.sampling.sampling_params import MAX_OUTPUT_CHOICES, StructuredOutput
 from tests.specdec.text.grammar.json_schemas import CASES
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
@@ -69,6 +69,15 @@ def test_masks_allow_the_continuations_of_the_texts(matcher, vocabulary, texts):
             states.append(((*path, token), there))
     assert ends == {text for text in texts if text.isascii()} | (ends - set(texts))
     assert ends <= set(texts)
+
+
+def test_a_choice_may_be_among_as_many_as_a_request_may_have(matcher, tokenizer):
+    texts = tuple(f"item number {index}" for index in range(MAX_OUTPUT_CHOICES))
+    here = matcher(choice=texts)
+    for token in tokenizer.encode(texts[-1], add_special_tokens=False):
+        here.allowed_mask()
+        here.advance(token)
+    assert here.is_finished
 
 
 def test_a_choice_may_have_any_characters(matcher, vocabulary):
