@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from specdec.config.control_group import cpu_quotas, memory_limits
 from specdec.types.errors import InvalidValueError
 
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
@@ -28,31 +29,24 @@ def resolved_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def available_memory_bytes() -> int:
-    """Return the available memory of the machine or the control group, whichever is smaller."""
-    available = psutil.virtual_memory().available
-    limit, used = _read_int("memory.max"), _read_int("memory.current")
-    if limit is None or used is None:
-        return available
-    # The kernel reclaims inactive file pages when memory is needed.
-    return min(available, max(0, limit - used + _reclaimable_bytes()))
+    """Return the available memory of the machine or of its control groups, the smallest."""
+    left = (each.available_bytes for each in memory_limits())
+    return min([psutil.virtual_memory().available, *left])
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine or the control group, whichever is smaller."""
-    total, limit = psutil.virtual_memory().total, _read_int("memory.max")
-    return total if limit is None else min(total, limit)
+    """Return the memory of the machine or of its control groups, the smallest."""
+    limits = (each.limit_bytes for each in memory_limits())
+    return min([psutil.virtual_memory().total, *limits])
 
 
 def available_cpus() -> int:
-    """Return the number of cores of this process, within the control group's CPU quota."""
-    cores = len(os.sched_getaffinity(0))
-    quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    """Return the number of cores of this process, within the CPU quotas of its control groups."""
+    return max(1, int(min([len(os.sched_getaffinity(0)), *cpu_quotas()])))
 
 
 class LoadOfOthers:
@@ -130,21 +124,3 @@ def default_cache_dir() -> Path:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "specdec"
-
-
-def _reclaimable_bytes() -> int:
-    lines = (_read("memory.stat") or "").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-
-
-def _read_int(name: str) -> int | None:
-    text = _read(name) or ""
-    return int(text) if text.isdigit() else None
-
-
-def _read(name: str) -> str | None:
-    """Read a file of this process's control group (version 2); None if there is none."""
-    try:
-        return (_CONTROL_GROUP / name).read_text().strip()
-    except OSError:
-        return None
