@@ -21,6 +21,7 @@ from cluster.workers.group_spec import GroupSpec, Peers, RankPlace
 from cluster.workers.rank.actor import Worker
 from cluster.workers.ray.resources import CPUS_PER_WORKER
 from cluster.workers.transport.transport import CurveKeys, Endpoint, StepSocket, Transport, connect
+from cluster.workers.transport.unix_socket import parent_of_sockets
 from specdec.types.errors import SpecdecError
 
 # By default an idle OpenMP thread spins for some 16 ms in case more work arrives. Other ranks, the
@@ -85,7 +86,7 @@ class Ranks:
     ) -> None:
         """Start the actors. Does not wait. replaces: by rank, for spares."""
         self._spec = spec
-        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-", dir=parent_of_sockets()))
         self._keys = CurveKeys.generate()
         self._endpoints: list[Endpoint] = []
         self._prepared: list[Any] = []  # one reference a spare

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not use it
 _EXIT_TIMEOUT_S = 5.0
 _MAX_STARTS = 3
+_MAX_DIRECTORY_BYTES = 36
+"""Ray appends up to 71: /ray/session_DATE_TIME_MICROSECONDS_PID/sockets/plasma_store."""
+
 _SLOW_START = "timed out during startup"
 
 RAY_ENVIRONMENT = MappingProxyType(
@@ -67,8 +70,8 @@ def prepare_environment() -> None:
 class LocalRay:
     """A Ray that this process has started.
 
-    node: Ray's record of its processes. token: its file. before: the authentication variables
-    before; None if unset.
+    node: Ray's record of its processes. token: its file. before: the variables that were set for
+    it, as they were before; None if unset.
     """
 
     node: Any
@@ -133,6 +136,7 @@ def start_ray() -> LocalRay:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token.path,
         "RAY_AUTH_TOKEN": None,  # would take precedence
+        **_short_directory(),
     }
     before = {name: os.environ.get(name) for name in variables}
     _authenticate(variables)
@@ -155,6 +159,20 @@ def start_ray() -> LocalRay:
         token.close()
         raise
     return LocalRay(local_node(), token, before)
+
+
+def _short_directory() -> dict[str, str]:
+    """Return the variable with the directory of Ray's files, if that has no room for its sockets.
+
+    The path of a socket has at most 107 bytes, and those of TMPDIR in jobs and tests are long.
+    """
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    directory = os.environ.get(name, "")
+    if len(os.fsencode(directory)) <= _MAX_DIRECTORY_BYTES:
+        return {}
+    limit = f"at most {_MAX_DIRECTORY_BYTES} bytes, as the paths of sockets are limited"
+    logger.warning("%s=%s is too long for Ray (%s): its files are in /tmp", name, directory, limit)
+    return {"RAY_TMPDIR": "/tmp"}  # where Ray's files are by default
 
 
 def _retry(start: Callable[[], object]) -> None:

@@ -18,6 +18,7 @@ from cluster.workers.cpu_scheduling import run_as_model
 from cluster.workers.group_spec import GroupSpec
 from cluster.workers.shared_draft.draft_seats import Seat, SeatRequest
 from cluster.workers.transport.transport import Listener, Transport
+from cluster.workers.transport.unix_socket import parent_of_sockets
 from specdec.config.engine import DraftLimits
 from specdec.types.errors import DraftFailedError
 
@@ -47,7 +48,7 @@ class SharedDraftWorker:
         self._name = name
         # On this node: a Unix socket needs no other one.
         self._directory = tempfile.TemporaryDirectory(
-            prefix="specdec-seats-", ignore_cleanup_errors=True
+            prefix="specdec-seats-", dir=parent_of_sockets(), ignore_cleanup_errors=True
         )
         self._numbers = count()
         warm: Future[SharedDraftLoop] = Future()

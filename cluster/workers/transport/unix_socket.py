@@ -6,8 +6,10 @@ the kernel, without the background thread that pyzmq has at each end.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,18 @@ from pathlib import Path
 from cluster.workers.transport.brief_calls import receive_now, send_now
 
 _LENGTH = struct.Struct("<Q")
+
+_MAX_PARENT_BYTES = 60
+"""The path of a socket has at most 107 bytes, with the names of its directory and itself."""
+
+
+def parent_of_sockets() -> str:
+    """Return the directory for directories of sockets: of temporary files, unless it is too long.
+
+    TMPDIR is, in some jobs and tests.
+    """
+    given = tempfile.gettempdir()
+    return given if len(os.fsencode(given)) <= _MAX_PARENT_BYTES else "/tmp"
 
 
 class PeerGoneError(ConnectionError):

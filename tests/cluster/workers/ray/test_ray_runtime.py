@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private import worker
+from ray._private.utils import validate_socket_filepath
 from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
 
 from cluster.workers.ray import ray_runtime
@@ -100,6 +102,24 @@ def test_variables_of_the_program_are_restored(machine, monkeypatch, fails):
     assert variables() == (None, "mine")
     header = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
     assert "Bearer mine" in header.values(), "Ray has read it again"
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+@pytest.mark.parametrize(("length", "is_too_long"), [(36, False), (37, True)])
+def test_its_sockets_fit_where_the_directory_of_temporary_files_has_a_long_path(
+    machine, monkeypatch, caplog, name, length, is_too_long
+):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    given = {"TMPDIR": "/t", name: "/" + "d" * (length - 1)}
+    for each, value in given.items():
+        monkeypatch.setenv(each, value)
+    own = start_ray()
+    assert (os.environ.get("RAY_TMPDIR") == "/tmp") is is_too_long
+    assert (f"{name}={given[name]} is too long" in caplog.text) is is_too_long
+    sockets = Path(get_default_ray_temp_dir(), "session_2026-12-01_01-43-24_405756_4194304/sockets")
+    validate_socket_filepath(str(sockets / "plasma_store"))
+    own.stop()
+    assert os.environ.get("RAY_TMPDIR") == given.get("RAY_TMPDIR")
 
 
 def test_a_start_that_takes_too_long_is_repeated(machine, monkeypatch, caplog):

@@ -4,6 +4,7 @@ import os
 import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,11 @@ from tests.cluster.workers.shared_drafts import spec_of
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    """Return the directory below which workers have theirs."""
-    made = tmp_path / "workers"
-    made.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    return made
+def directory(monkeypatch):
+    """Return the directory below which workers have theirs; its path is short, for sockets."""
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
 @pytest.fixture

@@ -2,16 +2,18 @@
 """Sockets between the Router and a worker."""
 
 import socket
+import tempfile
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import zmq
 
 from cluster.workers.transport import transport
 from cluster.workers.transport.transport import CurveKeys, Endpoint, Listener, connect
-from cluster.workers.transport.unix_socket import PeerGoneError, UnixSocket
+from cluster.workers.transport.unix_socket import PeerGoneError, UnixSocket, parent_of_sockets
 from tests.cluster.ipv6 import NEEDS_IPV6
 
 TIMEOUT_MS = 30_000
@@ -315,3 +317,18 @@ def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
     health_check_s = 3.0
     limit_s = (transport._HEARTBEAT_INTERVAL_MS + transport._HEARTBEAT_TIMEOUT_MS) / 1000
     assert limit_s + health_check_s < 10.0
+
+
+@pytest.mark.parametrize("length", [20, 60, 61, 200])
+def test_a_socket_has_room_where_temporary_files_have_a_long_path(monkeypatch, length):
+    given = f"/tmp/{'d' * length}"[:length]
+    monkeypatch.setattr(tempfile, "tempdir", given)
+    parent = parent_of_sockets()
+    assert parent == (given if length <= 60 else "/tmp")
+    Path(given).mkdir()
+    try:
+        own = tempfile.TemporaryDirectory(prefix="specdec-seats-", dir=parent)
+        with own as directory, socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"{directory}/seat-{10**9}")
+    finally:
+        Path(given).rmdir()
