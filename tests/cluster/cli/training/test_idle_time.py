@@ -56,7 +56,7 @@ def test_its_session_has_the_least_share(start):
     _, process = start(600)
     found, own = (Path(f"/proc/{each}/autogroup").read_text() for each in (process.pid, "self"))
     assert found.split()[1:] == ["nice", "19"]
-    assert found.split()[0] != own.split()[0]
+    assert found.split()[0] not in own.split()  # a container's first session may have no group
 
 
 def test_the_exit_code_is_that_of_the_process(start):
