@@ -30,9 +30,9 @@ class MemoryLimit(NamedTuple):
 
 def memory_limits() -> list[MemoryLimit]:
     """Return the limits of the memory of this process, of its group and of those around it."""
-    names = ("memory.max", "memory.current", "inactive_file")
+    names = ("memory.max", "memory.current", "")
     found = [_memory_limit(group, *names) for group in _groups("", _ROOT)]
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     found += [_memory_limit(group, *names) for group in _groups("memory", _ROOT / "memory")]
     return [each for each in found if each is not None]
 
@@ -72,12 +72,14 @@ def _path_of(controller: str) -> str:
     return ""
 
 
-def _memory_limit(group: Path, limit: str, usage: str, reclaimable: str) -> MemoryLimit | None:
+def _memory_limit(group: Path, limit: str, usage: str, prefix: str) -> MemoryLimit | None:
     limit_bytes, used_bytes = _int(_read(group, limit)), _int(_read(group, usage))
     if limit_bytes is None or used_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
         return None
     pairs = (line.split() for line in _read(group, "memory.stat").splitlines())
-    freed = sum(int(value) for name, value in pairs if name == reclaimable)
+    # Of files that were read twice, as a checkpoint is on a restart, they are active.
+    reclaimable = (f"{prefix}inactive_file", f"{prefix}active_file")
+    freed = sum(int(value) for name, value in pairs if name in reclaimable)
     return MemoryLimit(limit_bytes, used_bytes - freed)
 
 

@@ -32,7 +32,7 @@ def test_without_groups_there_is_no_limit(write):
 
 def test_a_container_has_the_limits_of_the_root(write):
     files = {"memory.max": 8 * GIB, "memory.current": 5 * GIB, "cpu.max": "150000 100000"}
-    write("0::/\n", {**files, "memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file 7"})
+    write("0::/\n", {**files, "memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}"})
     assert memory_limits() == [MemoryLimit(8 * GIB, 3 * GIB)]
     assert memory_limits()[0].available_bytes == 5 * GIB
     assert cpu_quotas() == [1.5]
@@ -58,7 +58,7 @@ def test_version_1_has_a_hierarchy_for_each_resource(write, place):
     """In a container the path in /proc is that on the host, and its own group is the root."""
     at = f"{place.replace('/', '__')}__" if place else ""
     files = {"memory.limit_in_bytes": 2 * GIB, "memory.usage_in_bytes": GIB}
-    files["memory.stat"] = f"inactive_file 1\ntotal_inactive_file {GIB // 2}"
+    files["memory.stat"] = f"inactive_file 1\ntotal_inactive_file {GIB // 2}\ntotal_active_file 0"
     of_cpu = {"cpu.cfs_quota_us": 50000, "cpu.cfs_period_us": 100000}
     own = {f"memory__{at}{name}": each for name, each in files.items()}
     own |= {f"cpu__{at}{name}": each for name, each in of_cpu.items()}
