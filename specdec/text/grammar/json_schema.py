@@ -19,6 +19,9 @@ _FORMATS = frozenset(
 """Those that llguidance enforces. By the standard, others are annotations (JSON Schema 2020-12,
 Validation 7.2.1); OpenAPI and pydantic write further ones, such as `int64` and `path`."""
 
+_LOCAL_TIME = "time"
+"""A format whose pattern, if there is one, has precedence: zod's is of a time without an offset."""
+
 _BY_NAME = frozenset(
     ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 )
@@ -78,6 +81,7 @@ class _Rewriting:
             for name, value in schema.items()
             if _restricts(name, value, self.is_lenient)
             and not (has_dropped and name in _OF_OTHER_NAMES)
+            and not (name == "format" and value == _LOCAL_TIME and "pattern" in schema)
         }
 
     def _value(self, name: str, schema: Mapping[str, Any]) -> Any:
@@ -137,7 +141,7 @@ def _restricts(name: str, value: Any, is_lenient: bool) -> bool:
 
 def _is_not_regular(pattern: str) -> bool:
     """Return whether a regular expression has a part, outside its classes, without a grammar."""
-    found = _PATTERN_PART.finditer(pattern)
+    found = _PATTERN_PART.finditer(as_rust(pattern))
     return any(each["group"] or each["escape"] in _NOT_REGULAR_ESCAPES for each in found)
 
 

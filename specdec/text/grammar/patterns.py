@@ -15,10 +15,23 @@ _PART = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:[^\]\\]|\\.)*+\]", re.DOTALL)
 _PART_OF_CLASS = re.compile(rf"{_ESCAPE}|\[(?!:)|&(?=&)|~(?=~)", re.DOTALL)
 """An escape, or a character that is literal in ECMA-262: a bracket, or an operator of Rust's."""
 
+_LOCAL = r"[A-Za-z0-9_'+\-]"
+_TIME = r"T(?:\d+H(?:\d+M)?(?:\d+(?:[.,]\d+)?S)?|\d+M(?:\d+(?:[.,]\d+)?S)?|\d+(?:[.,]\d+)?S)"
+
+_WITHOUT_LOOK_AROUND = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+    r"[A-Za-z]{2,}$": rf"^(?:{_LOCAL}+\.)*{_LOCAL}*[A-Za-z0-9_+-]@"
+    r"(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": r"^P(?:\d+W|"
+    rf"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)(?:{_TIME})?|{_TIME})$",
+}
+"""Equivalents of the patterns that zod writes for an email address and for a duration."""
+
 
 def as_rust(pattern: str) -> str:
     """Return a regular expression for Rust's crate; one that is not understood stays as it is."""
-    return _PART.sub(_rewritten, pattern)
+    return _PART.sub(_rewritten, _WITHOUT_LOOK_AROUND.get(pattern, pattern))
 
 
 def _rewritten(part: re.Match[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +20,8 @@ _NOTHING: Schema = {"not": {}}
 """The schema `false`, as some generators write it."""
 
 _MAX_REFS = 16
+_MAX_LENGTH = 2**16
+_FORMATS = {"uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"}
 
 
 def with_known_names(schema: Schema, root: Schema) -> Schema:
@@ -40,9 +42,8 @@ def with_known_names(schema: Schema, root: Schema) -> Schema:
     rest = {name: each for name, each in schema.items() if name != "propertyNames"}
     if "patternProperties" in schema or names.get("type", "string") != "string":
         return schema
-    if kinds == {"pattern"} and not known:
-        by_pattern = {"patternProperties": {names["pattern"]: others}}
-        return {**rest, **by_pattern, "additionalProperties": False}
+    if not known and (pattern := _pattern(names, kinds)) is not None:
+        return {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
     if kinds not in ({"enum"}, {"const"}):
         return schema
     listed = _listed(names)
@@ -79,6 +80,21 @@ def _at(pointer: Any, root: Schema) -> Any:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         place = place.get(name) if isinstance(place, Mapping) else None
     return place
+
+
+def _pattern(names: Schema, kinds: Set[str]) -> str | None:
+    """Return the regular expression of the names, None if it is not known."""
+    if kinds == {"pattern"} or (kinds == {"format"} and names["format"] in _FORMATS):
+        return str(names["pattern"] if "pattern" in names else _FORMATS[names["format"]])
+    bounds = [names.get(each) for each in ("minLength", "maxLength")]
+    if not kinds or kinds - {"minLength", "maxLength"} or not all(map(_is_count, bounds)):
+        return None
+    least, most = bounds
+    return f"^[\\s\\S]{{{least or 0},{'' if most is None else most}}}$"
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= _MAX_LENGTH)
 
 
 def _listed(names: Schema) -> list[str]:

@@ -3,10 +3,13 @@
 """Schemas without keywords that restrict nothing."""
 
 import json
+import random
+import re
 
 import pytest
 
 from specdec.text.grammar.json_schema import enforceable
+from specdec.text.grammar.patterns import as_rust
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling.sampling_params import StructuredOutput
 
@@ -170,6 +173,7 @@ def test_a_pattern_has_the_syntax_of_ecma_262(accepts, pattern, valid, invalid):
 
 
 OBJECT = {"type": "object", "additionalProperties": INTEGER}
+UUID = "01234567-89ab-cdef-0123-456789abcdef"
 LISTED = {**OBJECT, "propertyNames": {"type": "string", "enum": ["b", "a"]}}
 NAMES = [
     (LISTED, ["{}", '{"a":1}', '{"b":1,"a":2}'], ['{"c":1}', '{"a":true}', '{"a":1,"a":2}']),
@@ -178,6 +182,9 @@ NAMES = [
     ({**LISTED, "additionalProperties": False}, ["{}"], ['{"a":1}']),
     ({"type": "object", "propertyNames": {"const": "a"}}, ['{"a":[]}'], ['{"b":1}']),
     ({**OBJECT, "propertyNames": {"pattern": "^[ab]$"}}, ['{"b":1}'], ['{"c":1}', '{"a":[]}']),
+    ({**OBJECT, "propertyNames": {"minLength": 1}}, ['{"é":1}'], ['{"":1}']),
+    ({**OBJECT, "propertyNames": {"maxLength": 2}}, ['{"ab":1}', '{"":1}'], ['{"abc":1}']),
+    ({**OBJECT, "propertyNames": {"format": "uuid"}}, [f'{{"{UUID}":1}}'], ['{"a":1}']),
     (
         {
             **OBJECT,
@@ -202,11 +209,55 @@ def test_names_of_properties_are_enforced(accepts, schema, valid, invalid):
     assert [each for each in invalid if accepts(schema, each)] == []
 
 
+LOOKED_AROUND = {
+    "email": (
+        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+        r"[A-Za-z]{2,}$",
+        "ab'.-+@1Z",
+    ),
+    "duration": (
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+        r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
+        "PTWYMDHS1.,",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pattern", "characters"), LOOKED_AROUND.values(), ids=LOOKED_AROUND)
+def test_patterns_of_zod_have_an_equivalent_without_look_around(compiler, pattern, characters):
+    ours, draw, num_valid = as_rust(pattern), random.Random(0), 0
+    assert "(?=" not in ours
+    assert "(?!" not in ours
+    valid = ["a.b'c@d.ef", "+@1.ZZ", "P1W", "P1Y1M1DT1H1M1,1S", "PT1.5S", "P1M", "PT1M1S"]
+    for _ in range(20_000):
+        text = list(draw.choice(valid))
+        for _ in range(draw.randrange(4)):
+            text[draw.randrange(len(text)) :][:1] = draw.choice(["", *characters])
+            text.insert(draw.randrange(len(text) + 1), draw.choice(["", *characters]))
+        written = "".join(text)
+        is_valid = re.fullmatch(pattern, written) is not None
+        assert (re.fullmatch(ours, written) is not None) is is_valid, written
+        num_valid += is_valid
+    assert num_valid > 1_000
+    assert enforceable({"pattern": pattern}, is_lenient=True) == {"pattern": ours}
+    compiler.compile(StructuredOutput(json_schema=json.dumps({"pattern": pattern})))
+
+
+def test_a_pattern_of_a_time_has_precedence_over_its_format(accepts):
+    local = {"type": "string", "format": "time", "pattern": r"^[0-2]\d:[0-5]\d$"}
+    assert accepts(local, '"12:30"')
+    assert not accepts({"type": "string", "format": "time"}, '"12:30"')
+    date = {"type": "string", "format": "date", "pattern": "^2"}
+    assert not accepts(date, '"2x"')
+
+
 OTHER_NAMES = [
     {"$ref": "#/$defs/loop"},
     {"$ref": "other.json"},
     {"$ref": "#/$defs/missing"},
-    {"minLength": 1},
+    {"minLength": 1.5},
+    {"minLength": 1, "format": "uuid"},
+    {"format": "date"},
     {"enum": ["a"], "type": "integer"},
     {"enum": [], "minLength": 1},
 ]
