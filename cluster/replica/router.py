@@ -54,6 +54,9 @@ if TYPE_CHECKING:  # front ends have no engine
 
 _VERSION = version("specdec")
 
+_SEED_BITS = 52
+"""A number of JavaScript holds 53: its clients read the seed of an answer, and send it again."""
+
 _NO_LIMIT = nullcontext()
 
 _PROBE = EngineRequest(
@@ -266,7 +269,7 @@ class Router(ABC):
 
     def new_seed(self) -> int:
         """Return the seed of a request without one; see `ServeConfig.seed`."""
-        return self._seeds.getrandbits(63)
+        return self._seeds.getrandbits(_SEED_BITS)
 
     def check_admission(self, model: str, num_choices: int) -> None:
         """Check whether a request of `num_choices` would be admitted now.

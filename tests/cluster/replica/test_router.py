@@ -74,6 +74,8 @@ def test_a_seed_of_the_service_determines_those_of_its_requests(tiny_model_dir):
 
     assert seeds(42) == seeds(42)
     assert len({*seeds(42), *seeds(43), *seeds(None), *seeds(None)}) == 12
+    every = [*seeds(42), *seeds(43), *seeds(44), *seeds(45)]
+    assert all(each == int(float(each)) < 2**53 - 128 for each in every), "exact in JavaScript"
 
 
 @pytest.mark.parametrize(
