@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.k8s.rendering import pod_specs, ray_templates, render
+from tests.k8s.rendering import cluster, pod_specs, ray_templates, render
 from tests.k8s.value_sets import CLAIM, KEDA, VALUE_SETS
 
 TOLERATIONS = [{"key": "llm", "operator": "Exists", "effect": "NoSchedule"}]
@@ -42,6 +42,30 @@ def test_a_slice_of_a_gpu_is_a_gpu():
     [container] = ray_templates(objects)["target"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == 1
     assert container["image"].endswith("-cuda")
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_counted"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/mig-1g.10gb", True),
+        ("nvidia.com/mig-1g.10gb.me", False),
+        ("nvidia.com/mig-1c.3g.40gb", False),
+        ("nvidia.com/mig-1g.10gb.shared", False),
+        ("nvidia.com/gpu.shared", False),
+    ],
+)
+def test_gpus_that_kuberay_does_not_count_are_passed_to_ray(resource, is_counted):
+    """It counts names that end in gpu, and those of slices without attributes."""
+    group = {"gpu": {"count": 1, "resource": resource}, "rayStartParams": {"num-cpus": "3"}}
+    for given in ({}, {"num-gpus": "2"}):
+        params = group["rayStartParams"] | given
+        values = {"workerGroups": {"target": {**group, "rayStartParams": params}}}
+        [spec] = cluster(render(values))["workerGroupSpecs"]
+        ours = {} if is_counted else {"num-gpus": "1"}
+        assert spec["rayStartParams"] == ours | params
+        limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits[resource] == 1
 
 
 def test_a_pod_has_one_slice():

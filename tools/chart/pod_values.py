@@ -58,7 +58,7 @@ class Gpu(Values):
     count: int = Field(0, ge=0, le=64, description="Number of GPUs per pod; 0: CPU only")
     resource: str = Field(
         "nvidia.com/gpu",
-        pattern=r"^([a-z0-9.-]+/[a-z0-9.-]*gpu|nvidia\.com/mig-[0-9]+g\.[0-9]+gb)$",
+        pattern=r"^[a-z0-9.-]+/([a-z0-9.-]*gpu(\.shared)?|mig-[0-9]+[cg][a-z0-9.]*)$",
         description="Resource name, such as nvidia.com/mig-3g.40gb for slices of a GPU",
     )
     product: str = Field(

@@ -205,6 +205,11 @@ values.yaml with its defaults, and removed the ones that are null.
 {{- else -}}
 {{- $_ := set $group "resources" (include "specdec.givenResources" (list $default.resources (default dict $given.resources)) | fromJson) -}}
 {{- end -}}
+{{- $is_counted := regexMatch "gpu$|^nvidia\\.com/mig-[0-9]+g\\.[0-9]+gb$" $group.gpu.resource -}}
+{{- if and (gt (int $group.gpu.count) 0) (not $is_counted) -}}
+{{- /* KubeRay passes only GPUs with such a name to Ray. */ -}}
+{{- $_ := set $group "rayStartParams" (merge dict $group.rayStartParams (dict "num-gpus" (toString $group.gpu.count))) -}}
+{{- end -}}
 {{- if $group.enabled -}}
 {{- $_ := set $groups $name $group -}}
 {{- end -}}
