@@ -321,4 +321,4 @@ def _short(value: object, max_chars: int = 80) -> str:
     shown = str(value) if isinstance(value, pathlib.PurePath) else value
     text = repr(shown)
     length = len(shown) if isinstance(shown, str) else len(text)  # without quotes and escapes
-    return text if len(text) <= max_chars else f"{text[:max_chars]}... ({length} characters)"
+    return min(text, f"{text[:max_chars]}... ({length} characters)", key=len)

@@ -37,6 +37,12 @@ def test_a_long_text_is_counted_without_its_quotes(value):
     assert message.endswith("... (129 characters); it must be at most 128 characters")
 
 
+def test_a_value_is_shortened_only_to_a_shorter_text():
+    shown = [str(InvalidValueError("stop", "x" * count, "shorter")) for count in (79, 97, 99)]
+    assert shown[:2] == [f"stop is '{'x' * count}'; it must be shorter" for count in (79, 97)]
+    assert shown[2] == f"stop is '{'x' * 79}... (99 characters); it must be shorter"
+
+
 @pytest.mark.parametrize(
     ("error", "grpc_code", "http_code"),
     [
