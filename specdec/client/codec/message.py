@@ -226,13 +226,13 @@ _PLAIN = (_UNCHANGED, _LIST, _MAP)
 def enum_converter(enum: EnumDescriptor) -> Converter:
     """Return the conversion of names, as `coupled` for `VERIFIER_COUPLED`; None is the value 0.
 
-    A number that has no name is decoded as it is; the dataclass refuses it.
+    A number without a name is decoded as its text, which the dataclass refuses by the known names.
     """
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
     numbers = {each.name.removeprefix(prefix).lower(): each.number for each in enum.values}
     names: dict[int, str | None] = {number: name for name, number in numbers.items()}
     names[0] = None
-    return Converter(numbers.__getitem__, lambda number: names.get(number, number))
+    return Converter(numbers.__getitem__, lambda number: names.get(number, str(number)))
 
 
 def _converter(descriptor: FieldDescriptor, part: MessageCodec[Any, Any] | None) -> Converter:

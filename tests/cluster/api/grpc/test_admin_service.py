@@ -150,7 +150,7 @@ def test_without_a_control_plane_every_call_fails_with_a_reason(client, handle, 
     ("request_", "message"),
     [
         (pb.SetSpeculationRequest(), "change is {}; it must be at least one of mode, threshold"),
-        (pb.SetSpeculationRequest(mode=9), "mode is 9; it must be one of auto, on, off"),
+        (pb.SetSpeculationRequest(mode=9), "mode is '9'; it must be one of auto, on, off"),
         (pb.SetSpeculationRequest(threshold=-1), "threshold is -1; it must be a whole number"),
         (pb.SetSpeculationRequest(method="luck"), "method is 'luck'; it must be left out"),
         (

@@ -3,8 +3,10 @@ import pytest
 
 from cluster.api.grpc.servicers import decode_generate
 from cluster.replica import limits
+from protos.specdec.v1 import admin_pb2
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.calls import generate_message
+from specdec.client.codec import admin
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest
 from specdec.types.sampling.sampling_params import (
@@ -144,10 +146,12 @@ SAMPLING_LIMITS = [
     ({"structured_output": pb.StructuredOutput()}, "structured_output"),
     ({"structured_output": pb.StructuredOutput(json_object=False)}, "structured_output"),
     ({"structured_output": pb.StructuredOutput(regex="")}, "structured_output.regex"),
-    ({"structured_output": pb.StructuredOutput(choice=pb.TextChoices())}, "structured_output"),
+    (
+        {"structured_output": pb.StructuredOutput(choice=pb.TextChoices())},
+        "structured_output.choice length",
+    ),
 ]
 SPECULATION_LIMITS = [
-    ({"method": 99}, "method"),
     ({"num_speculative_tokens": 33}, "num_speculative_tokens"),
     ({"verifier": 9}, "verifier"),
     ({"typical_epsilon": 1.5}, "typical_epsilon"),
@@ -180,6 +184,24 @@ def test_a_speculation_option_beyond_its_limits_is_refused(fields, field):
     with pytest.raises(InvalidValueError) as caught:
         decode_generate(request)
     assert caught.value.field == f"speculation.{field}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"verifier": 9}, "verifier is '9'; it must be one of coupled, rejection, "),
+        ({"acceptance_preset": 9}, "acceptance_threshold is '9'; it must be one of strict, "),
+    ],
+)
+def test_an_unknown_number_of_an_enum_is_refused_by_the_known_names(fields, message):
+    request = pb.GenerateRequest(text="Hi", speculation=pb.SpeculationOptions(**fields))
+    with pytest.raises(InvalidValueError, match=rf"^speculation\.{message}"):
+        decode_generate(request)
+
+
+def test_an_unknown_number_of_a_mode_is_refused_by_the_known_names():
+    with pytest.raises(InvalidValueError, match=r"^mode is '9'; it must be one of auto, on"):
+        admin.CHANGE.decode(admin_pb2.SetSpeculationRequest(mode=9))
 
 
 @pytest.mark.parametrize(

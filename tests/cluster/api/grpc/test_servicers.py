@@ -57,6 +57,20 @@ async def call(replica, method, key=None, peer="ipv4:192.0.2.1:5000", **fields):
     return status.code, dict(status.trailing)
 
 
+async def test_an_unknown_number_of_a_method_is_refused_by_the_loaded_ones(replica):
+    details = []
+    context = SimpleNamespace(
+        invocation_metadata=lambda: (),
+        peer=lambda: "ipv4:192.0.2.1:5000",
+        set_code=lambda code: None,
+        set_details=details.append,
+        set_trailing_metadata=lambda metadata: None,
+    )
+    request = pb.GenerateRequest(text="Ask", speculation=pb.SpeculationOptions(method=99))
+    await replica.servicer.Generate(request, context)
+    assert details == ["speculation.method is '99'; it must be what is loaded: ngram"]
+
+
 @pytest.mark.parametrize("method", REQUESTS)
 async def test_every_method_requires_a_key_if_keys_are_configured(replica, method):
     assert await call(replica, method) == (StatusCode.OK, {})
