@@ -178,8 +178,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     tokenizer = GrammarVocabulary(**json.loads(requests.readline())).tokenizer()
     _answer(answers, None)
     for line in requests:
-        fields = json.loads(line)
-        spec = StructuredOutput(**{**fields, "choice": tuple(fields["choice"])})
+        spec = StructuredOutput(**json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # SIGPROF kills the process
         reason = _try(tokenizer, spec)
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -139,19 +139,20 @@ class StructuredOutput:
     json_object: bool = False
     regex: str | None = None
     grammar: str | None = None
-    choice: tuple[str, ...] = ()
+    choice: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "structured_output.")
+        num_texts = 1 if self.choice is None else len(self.choice)
+        require_count("structured_output.choice", num_texts, 1, MAX_OUTPUT_CHOICES, "strings")
         if len(self._given) != 1:
             limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
             raise InvalidValueError("structured_output", self._given, limit)
         check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
         check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
         check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
-        check_texts(
-            "structured_output.choice", self.choice, MAX_OUTPUT_CHOICES, MAX_OUTPUT_CHOICE_CHARS
-        )
+        for index, text in enumerate(self.choice or ()):
+            check_text(f"structured_output.choice[{index}]", text, MAX_OUTPUT_CHOICE_CHARS)
 
     @property
     def kind(self) -> str:
@@ -163,7 +164,7 @@ class StructuredOutput:
         return [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
 
 
-_NOT_GIVEN = (None, False, ())
+_NOT_GIVEN = (None, False)
 
 
 class StructuredOutputsParams(StructuredOutput):
@@ -183,7 +184,7 @@ class StructuredOutputsParams(StructuredOutput):
             json_object=bool(json_object),
             regex=regex,
             grammar=grammar,
-            choice=() if choice is None else tuple(choice),
+            choice=None if choice is None else tuple(choice),
         )
 
 

@@ -119,7 +119,9 @@ class StructuredOutputs(RequestModel):
     )
     json_object: bool | None = option("any JSON object; true or left out")
     regex: str | None = option("a text that matches this regular expression")
-    choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option("one of these texts")
+    choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES, 1)] | None = option(
+        "one of these texts"
+    )
     grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
 
@@ -379,9 +381,7 @@ def requested_structure(
 
 def _require_one(given: Mapping[str, Any]) -> None:
     """Raise InvalidValueError unless one field of StructuredOutputs requests a format."""
-    used = [name for name, value in given.items() if value not in (False, [])]
-    if not used and "choice" in given:
-        raise InvalidValueError("structured_outputs.choice", [], "a list that has at least 1 item")
+    used = [name for name, value in given.items() if value is not False]
     if len(used) != 1:
         names = [each.alias or name for name, each in StructuredOutputs.model_fields.items()]
         limit = f"exactly one of {', '.join(names)}"

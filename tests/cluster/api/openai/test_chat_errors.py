@@ -83,6 +83,11 @@ BROKEN_TOOL = {
         ),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
         (
+            {"structured_outputs": {"choice": [], "regex": "a"}},
+            "structured_outputs.choice",
+            "at least 1 item",
+        ),
+        (
             {"structured_outputs": {"regex": "a", "json": {}}},
             "structured_outputs",
             "is ['json', 'regex']; it must be exactly one of json,",

@@ -22,7 +22,11 @@ from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.grammar.translation import refusal, to_llguidance
 from specdec.types.errors import GrammarError, InvalidValueError, OverloadedError
 from specdec.types.request import Caller
-from specdec.types.sampling.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
+from specdec.types.sampling.sampling_params import (
+    MAX_SCHEMA_CHARS,
+    StructuredOutput,
+    StructuredOutputsParams,
+)
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
@@ -164,6 +168,13 @@ def test_oversized_grammars_are_rejected_before_parsing():
 def test_exactly_one_kind_is_required(fields):
     with pytest.raises(InvalidValueError, match="exactly one of"):
         StructuredOutput(**fields)
+
+
+@pytest.mark.parametrize("others", [{}, {"regex": "a"}])
+@pytest.mark.parametrize("kind", [StructuredOutput, StructuredOutputsParams])
+def test_an_empty_choice_is_refused(kind, others):
+    with pytest.raises(InvalidValueError, match=r"^structured_output\.choice length is 0; it must"):
+        kind(choice=[], **others)
 
 
 def test_concurrent_requests_for_a_grammar_compile_it_once(counted):
