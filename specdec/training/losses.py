@@ -92,6 +92,11 @@ LOSSES: Mapping[LossName, Loss] = MappingProxyType(
 )
 
 
+SAMPLED_LOSSES: tuple[LossName, ...] = ("kl", "tv", "lk_hybrid", "coupling")
+"""Those that compare sums over all tokens: the others read the target's most probable one, which a
+sample of the tokens may lack."""
+
+
 def confidence_loss(log_odds: Tensor, log_q: Tensor, target: Teacher) -> Tensor:
     """Return the cross entropy of a predicted probability of acceptance with that of q, [...].
 

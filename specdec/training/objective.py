@@ -69,8 +69,8 @@ class Objective:
     ) -> Tensor:
         """Add the gradients of the mean loss of a base to the drafter's.
 
-        tokens: in the loss, those of the batch among them; None for all, which losses that read the
-        most probable token need. Returns that loss, [] float64 on the target's device, for which no
+        tokens: in the loss, those of the batch among them; None for all, which losses other than
+        `SAMPLED_LOSSES` need. Returns that loss, [] float64 on the target's device, for which no
         caller has to wait.
         """
         depth = drafter.trained_depth or self._config.depth

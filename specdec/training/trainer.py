@@ -25,11 +25,13 @@ from specdec.training.data.target import Target
 from specdec.training.drafters.base import Drafter, drafter_class
 from specdec.training.export import export
 from specdec.training.head_adapter import HeadAdapter
+from specdec.training.losses import SAMPLED_LOSSES
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
 from specdec.training.sampled_softmax import TokenSampler
 from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_choice
 
 HEAD, ADAPTER = "head", "adapter"
 """Folders of a run with the exported drafter, or adapter: the best by held-out length."""
@@ -140,7 +142,7 @@ class Trainer:
         start: head whose weights it begins with, and which it must surpass to be exported; that of
         an adapter. before: evaluation of that head on these samples; None to evaluate it.
 
-        Raises InvalidValueError where the directory has another run, or nothing can be held out.
+        Raises InvalidValueError for another run's directory, no held-out answer, or an unfit loss.
         """
         if not any(len(each.answer) > 1 for each in data.held_out):
             limit = "with an answer of two tokens or more among those held out"
@@ -150,7 +152,7 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         self.drafter, self._adapter = _new_drafter(config, target, token_ids, start)
         self._objective = Objective(config, target, token_ids, data.columns)
-        self._sampler, self._optimizers = _sampler(data), Optimizers(config, self.drafter)
+        self._sampler, self._optimizers = _sampler(config, data), Optimizers(config, self.drafter)
         self.order = BatchOrder(
             [len(each.token_ids) for each in data.train],
             num_epochs=config.num_epochs,
@@ -323,9 +325,11 @@ class Trainer:
         return True
 
 
-def _sampler(data: Data) -> TokenSampler | None:
+def _sampler(config: TrainingConfig, data: Data) -> TokenSampler | None:
     if not data.is_sampled:
         return None
+    require_choice("loss", config.loss, SAMPLED_LOSSES)
+    require_choice("position_weights", config.position_weights, ("decay",))
     answered = {token_id for sample in data.train for token_id in sample.answer}
     return TokenSampler(data.token_ids, sorted(answered))
 

@@ -15,6 +15,7 @@ from specdec.training.drafters.base import TRAINED_METHODS, drafter_class
 from specdec.training.objective import Objective
 from specdec.training.sampled_softmax import TokenSampler
 from specdec.training.trainer import Data, Trainer
+from specdec.types.errors import InvalidValueError
 from tests.specdec.training import targets
 
 CPU = torch.device("cpu")
@@ -91,6 +92,19 @@ def test_rows_that_are_not_drawn_have_no_gradient(method, target, few):
     has_gradient = found["lm_head.weight"].any(1)
     assert not has_gradient[~drawn].any()
     assert has_gradient[drawn].all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("loss", "ce"), ("loss", "dspark"), ("position_weights", "d_pace")]
+)
+def test_a_loss_of_the_most_probable_token_cannot_be_sampled(
+    name, value, target, samples, tmp_path
+):
+    config = replace(targets.CONFIG, method="medusa", **{name: value})
+    data = Data(samples[4:], samples[:4], list(range(target.config.vocab_size)), {})
+    Trainer(config, target, data, tmp_path)
+    with pytest.raises(InvalidValueError, match=f"^{name} is '{value}'; it must be one of"):
+        Trainer(config, target, replace(data, is_sampled=True), tmp_path)
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
