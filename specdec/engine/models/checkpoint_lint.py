@@ -17,7 +17,7 @@ from specdec.models.config.families.fixed_values import fixed_keys
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checks import CheckpointFindings, Layout, check_tensors
 from specdec.models.weights.quantization_config import described_by, with_quantization
-from specdec.models.weights.tensor_headers import TensorHeaders
+from specdec.models.weights.tensor_headers import text_model_headers
 from specdec.models.weights.weight_files import (
     SAFETENSORS,
     find_weight_files,
@@ -95,7 +95,7 @@ def _findings(
         )
 
         layout = stored_format(directory)
-    headers = TensorHeaders.of_text_model(read_headers(safetensors_files(directory)))
+    headers = text_model_headers(read_headers(safetensors_files(directory)))
     return check_tensors(headers, layout, decoder_tensors(config, headers)), layout
 
 

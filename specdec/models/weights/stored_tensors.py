@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from specdec.models.weights.pickled_tensors import DTYPES, dtype_name, read_pick
 from specdec.models.weights.tensor_headers import (
     HeaderSource,
     StoredFile,
-    TensorHeader,
+    TensorHeaders,
     text_name,
     with_views,
 )
@@ -35,7 +35,7 @@ class TensorSource(HeaderSource, Protocol):
         ...
 
 
-class StoredTensors:
+class StoredTensors(TensorHeaders):
     """The tensors of a checkpoint by name, in one or several files.
 
     Tensors of the text model in a model that reads images too have the names of a text model; those
@@ -50,28 +50,14 @@ class StoredTensors:
 
     def __init__(self, paths: Iterable[Path], directory: Path) -> None:
         """Read the headers of all files. Raises UnsupportedModelError for an unreadable file."""
-        self._directory = directory
         found = {path: read_stored(path) for path in paths}
         self._stored = {
             text_name(name): found[path][name] for name, path in files_of_tensors(found).items()
         }
-        self._headers, self._views = with_views(self._stored)
+        headers, self._views = with_views(self._stored)
+        super().__init__(headers, directory)
         self._mapped = torch.empty(0, dtype=torch.uint8)  # the file of the last read
         self._last: tuple[StoredFile | None, int] = (None, 0)  # that file, and the bytes read
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._headers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._headers)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See TensorSource."""
-        return self._header(name).shape
-
-    def dtype(self, name: str) -> str:
-        """See HeaderSource."""
-        return self._header(name).dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
@@ -99,11 +85,6 @@ class StoredTensors:
             return content.view(dtype).view(stored.shape)[part.window]
         values = content.view(*stored.shape, dtype.itemsize)[part.window]
         return values.clone(memory_format=torch.contiguous_format).view(dtype).squeeze(-1)
-
-    def _header(self, name: str) -> TensorHeader:
-        if name not in self._headers:
-            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return self._headers[name]
 
 
 class PickledTensors:

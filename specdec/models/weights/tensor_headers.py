@@ -99,22 +99,20 @@ class StoredTensor(TensorHeader):
     end: int
 
 
-@dataclass(frozen=True)
 class TensorHeaders:
     """A HeaderSource of headers by name."""
 
-    headers: Mapping[str, TensorHeader]
-
-    @classmethod
-    def of_text_model(cls, headers: Mapping[str, TensorHeader]) -> TensorHeaders:
-        """Return headers under the names of a text model, where it is a part of a larger model."""
-        return cls(with_views({text_name(name): header for name, header in headers.items()})[0])
+    def __init__(
+        self, headers: Mapping[str, TensorHeader], place: str | Path = "the checkpoint"
+    ) -> None:
+        """place: of the tensors, for errors."""
+        self._headers, self._place = headers, place
 
     def __contains__(self, name: str) -> bool:
-        return name in self.headers
+        return name in self._headers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.headers)
+        return iter(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See HeaderSource."""
@@ -125,9 +123,15 @@ class TensorHeaders:
         return self._header(name).dtype
 
     def _header(self, name: str) -> TensorHeader:
-        if name not in self.headers:
-            raise UnsupportedModelError(f"the files have no tensor {name}")
-        return self.headers[name]
+        if name not in self._headers:
+            raise UnsupportedModelError(f"{self._place} has no tensor {name}")
+        return self._headers[name]
+
+
+def text_model_headers(headers: Mapping[str, TensorHeader]) -> TensorHeaders:
+    """Return headers under the names of a text model, where it is a part of a larger model."""
+    named = {text_name(name): header for name, header in headers.items()}
+    return TensorHeaders(with_views(named)[0])
 
 
 def with_views(

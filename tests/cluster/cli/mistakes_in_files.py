@@ -146,7 +146,7 @@ def no_weights(place):
     return [model]
 
 
-@mistake(r"the files have no tensor model\.layers\.1\.mlp\.up_proj\.weight")
+@mistake(r"the checkpoint has no tensor model\.layers\.1\.mlp\.up_proj\.weight")
 def a_missing_tensor(place):
     model = place.copy()
     weights = load_file(model / "model.safetensors")

@@ -12,7 +12,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checks import check_tensors
-from specdec.models.weights.tensor_headers import TensorHeaders, text_name
+from specdec.models.weights.tensor_headers import text_model_headers, text_name
 from specdec.models.weights.weight_files import read_headers
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.models.families import FAMILIES, SIZES, config_class
@@ -165,7 +165,7 @@ def test_logits_equal_transformers(model):
 
 def test_tensors_of_other_media_are_known(model):
     directory, _ = model
-    headers = TensorHeaders.of_text_model(read_headers((directory / "model.safetensors",)))
+    headers = text_model_headers(read_headers((directory / "model.safetensors",)))
     expected = decoder_tensors(ModelConfig.from_directory(directory), headers)
     found = check_tensors(headers, None, expected)
     assert (found.faults, found.unused) == ((), "")

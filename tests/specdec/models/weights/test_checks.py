@@ -5,7 +5,7 @@ import pytest
 
 from specdec.models.weights.awq_gptq import Gptq
 from specdec.models.weights.checks import check_tensors, stored_parts
-from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders
+from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders, text_model_headers
 from specdec.types.errors import UnsupportedModelError
 
 LINEAR = "model.layers.0.self_attn.q_proj"
@@ -16,7 +16,7 @@ def check(expected=EXPECTED, **changes):
     """Check a checkpoint with the expected tensors and others, {name: (dtype, shape)}."""
     headers = {name: TensorHeader("BF16", shape) for name, shape in EXPECTED.items()}
     headers |= {name: TensorHeader(*each) for name, each in changes.items()}
-    return check_tensors(TensorHeaders.of_text_model(headers), None, expected)
+    return check_tensors(text_model_headers(headers), None, expected)
 
 
 def test_a_checkpoint_without_faults():

@@ -8,7 +8,7 @@ from specdec.models.config.decoder_tensors import decoder_tensors
 from specdec.models.config.model_config import ModelConfig
 from specdec.models.weights.checks import check_tensors
 from specdec.models.weights.stored_tensors import StoredTensors
-from specdec.models.weights.tensor_headers import TensorHeader, TensorHeaders
+from specdec.models.weights.tensor_headers import TensorHeader, text_model_headers
 from specdec.models.weights.tensor_views import ExpertView, JoinedView, tensor_views
 from specdec.models.weights.weight_files import read_headers
 from tests.specdec.models.families import reference_model, save_family
@@ -32,7 +32,7 @@ def test_both_layouts_are_the_same_model(tmp_path, name):
     assert torch.equal(found, expected)
     files = (own / "model.safetensors",)
     assert {*read_headers(files)} != {*read_headers((published / files[0].name,))}
-    headers = TensorHeaders.of_text_model(read_headers(files))
+    headers = text_model_headers(read_headers(files))
     stored = StoredTensors(files, own)
     assert {*headers} == {*stored}
     assert all(headers.shape(each) == stored.shape(each) for each in stored)
@@ -66,9 +66,7 @@ def test_convolutions_are_joined():
 def test_codes_of_experts_in_one_tensor_are_refused():
     shapes = {"a.experts.gate_up_proj": (2, 10, 8), "a.experts.down_proj": (2, 8, 5)}
     headers = {name: TensorHeader("F8_E4M3", shape) for name, shape in shapes.items()}
-    found = check_tensors(
-        TensorHeaders.of_text_model(headers), None, {"a.experts.1.up_proj.weight": (5, 8)}
-    )
+    found = check_tensors(text_model_headers(headers), None, {"a.experts.1.up_proj.weight": (5, 8)})
     assert "a.experts.1.up_proj.weight has codes of type F8_E4M3" in found.faults[0]
 
 
