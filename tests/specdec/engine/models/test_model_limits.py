@@ -293,9 +293,12 @@ def test_the_name_of_a_format_is_that_of_the_files(awq_dir, name):
 def test_fp8_of_modelopt_has_two_names(tiny_model_dir, tmp_path, name):
     for path in tiny_model_dir.iterdir():
         (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(InvalidValueError, match=f"quantization is '{name}'; it must be none"):
+        plan(tmp_path, quantization=name, max_model_len=64)
     described = tmp_path / "hf_quant_config.json"
     described.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
-    plan(tmp_path, quantization=name, max_model_len=64)
+    unnamed = plan(tmp_path, max_model_len=64)
+    assert plan(tmp_path, quantization=name, max_model_len=64) == unnamed
 
 
 def test_the_name_of_another_format_is_refused(awq_dir, tiny_model_dir):
