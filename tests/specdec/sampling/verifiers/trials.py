@@ -49,7 +49,7 @@ def positional(logits: Tensor) -> Model:
 def sampling_batch(
     temperature: float, seeds: Tensor, positions: Tensor, **params: float
 ) -> SamplingBatch:
-    return sampling_rows(positions.tolist(), temperature=temperature, seed=seeds.tolist(), **params)
+    return sampling_rows(positions.numpy(), temperature=temperature, seed=seeds.numpy(), **params)
 
 
 class Verified(list[tuple[int, ...]]):
