@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ Objects = list[dict[str, Any]]
 
 @functools.cache
 def chart():
+    # Go reads this once: a garbage collection per doubled heap takes a quarter of the time.
+    os.environ.setdefault("GOGC", "800")
     helm_python = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
     return helm_python.Chart.load(CHART)
 

@@ -3,7 +3,9 @@
 import json
 import re
 import tomllib
+from collections import defaultdict
 from importlib import import_module
+from itertools import product
 
 import jsonschema
 import pytest
@@ -15,7 +17,7 @@ from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import InvalidValueError
 from tests.k8s.rendering import CHART, ROOT, parsed, render, serve_config
 from tests.k8s.validity import check
-from tests.k8s.value_sets import GATEWAY, GPU, KEDA, with_model
+from tests.k8s.value_sets import AUTOSCALER, GATEWAY, GPU, KEDA, SECOND, with_model
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
 from tools.chart.files import MANIFESTS, generated_files
@@ -181,21 +183,23 @@ def test_a_draft_model_of_any_role_needs_its_gpus(draft, ranks):
         render(values)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "native", "torch", "triton"])
-@pytest.mark.parametrize("quantization", QUANTIZATION.options)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_chart_accepts_a_quantization_where_the_service_does(device, quantization, kernels):
-    settings = {"quantization": quantization, "kernels": kernels}
-    values = {**with_model(settings=settings, device=device), "workerGroups": {"target": GPU}}
-    try:
-        ServeConfig.from_sources({**settings, "device": device})
-    except InvalidValueError as error:
-        if error.field != "quantization":
-            return  # of other combinations the service rejects more
-        with pytest.raises(Exception, match=r"settings\.quantization: "):
-            render(values)
-    else:
-        render(values)
+def test_the_chart_accepts_a_quantization_where_the_service_does(device):
+    """The accepted ones are those of the models of one release, which an error names."""
+    accepted, groups = [], {**AUTOSCALER, "workerGroups": {"target": {**GPU, "maxReplicas": 100}}}
+    options = ServeConfig.settings()["kernels"].limit.options
+    for quantization, kernels in product(QUANTIZATION.options, options):
+        settings = {"quantization": quantization, "kernels": kernels}
+        model = {**SECOND, "name": f"{quantization}-{kernels}", "settings": settings}
+        try:
+            ServeConfig.from_sources({**settings, "device": device})
+        except InvalidValueError as error:
+            if error.field == "quantization":  # of other combinations the service rejects more
+                with pytest.raises(Exception, match=r"settings\.quantization: "):
+                    render({"models": [{**model, "device": device}], **groups})
+        else:
+            accepted.append({**model, "device": device})
+    render({"models": accepted, **groups})
 
 
 def referenced_names(content):
@@ -312,24 +316,53 @@ def rendered(values):
     return [each for each in render(values) if each["kind"] != "Secret"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PATHS if isinstance(value_at(DEFAULTS, path), dict | list)],
-    ids=".".join,
-)
-def test_a_mapping_or_list_that_is_null_is_off_or_empty_or_rejected_with_its_name(path):
-    """A key without a value is null in YAML, and Helm then removes its default."""
-    base = FEW_OBJECTS if path[0] == "workerGroups" else ALL_OBJECTS
-    values, name = with_value(base, path, None), ".".join(path)
-    if name in REJECTED:
-        with pytest.raises(Exception, match=rf"{name}[^:]*: {REJECTED[name]}"):
-            render(values)
-        return
-    objects = rendered(values)
-    switches = [each for each in ("enabled", "create") if each in value_at(DEFAULTS, path)]
-    if switches and base is ALL_OBJECTS:
-        off = with_value(base, path, dict.fromkeys(switches, False))
+def switches(path):
+    """Return what turns a mapping of values off."""
+    return [each for each in ("enabled", "create") if each in value_at(DEFAULTS, path)]
+
+
+NULLABLE = [path for path in PATHS if isinstance(value_at(DEFAULTS, path), dict | list)]
+"""A key without a value is null in YAML, and Helm then removes its default."""
+
+ACCEPTED = [path for path in NULLABLE if ".".join(path) not in REJECTED]
+
+
+def base_of(path):
+    return FEW_OBJECTS if path[0] == "workerGroups" else ALL_OBJECTS
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_mapping_or_list_that_is_null_is_rejected_with_its_name(name):
+    path = tuple(name.split("."))
+    assert path in NULLABLE
+    with pytest.raises(Exception, match=rf"{name}[^:]*: {REJECTED[name]}"):
+        render(with_value(ALL_OBJECTS, path, None))
+
+
+@pytest.mark.parametrize("path", [*filter(switches, ACCEPTED)], ids=".".join)
+def test_a_mapping_that_is_null_is_off(path):
+    base = base_of(path)
+    objects = rendered(with_value(base, path, None))
+    if base is ALL_OBJECTS:
+        off = with_value(base, path, dict.fromkeys(switches(path), False))
         assert objects == rendered(off)
+
+
+def groups_of_nulls():
+    """Return lists of at most ten paths that may be null at once, none of which is in another."""
+    groups = defaultdict(list)
+    for path in ACCEPTED:
+        if not switches(path):
+            groups[path[0] == "workerGroups", len(path)].append(path)
+    return [each[at : at + 10] for each in groups.values() for at in range(0, len(each), 10)]
+
+
+@pytest.mark.parametrize("group", groups_of_nulls(), ids=lambda group: ".".join(group[0]))
+def test_mappings_and_lists_that_are_null_are_empty(group):
+    values = base_of(group[0])
+    for path in group:
+        values = with_value(values, path, None)
+    assert rendered(values)
 
 
 def is_section(path):
