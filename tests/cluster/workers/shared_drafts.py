@@ -43,7 +43,7 @@ class ThreadedWorker:
         limits = DraftLimits(**{**vars(LIMITS), "num_blocks": num_seats * LIMITS.num_blocks})
         self.runner = load_draft(RankModel(model_dir, "float32", limits), TensorParallelGroup())
         self.loop = SharedDraftLoop(self.runner, num_seats, LIMITS.num_blocks, clock)
-        self.directory = Path(tempfile.mkdtemp(prefix="specdec-test-"))
+        self._directory = tempfile.TemporaryDirectory(prefix="specdec-test-")  # short, for sockets
         self.num_blocks = LIMITS.num_blocks  # that a seat claims
         self._transport, self._numbers = transport, itertools.count()
         self.error = None
@@ -57,7 +57,7 @@ class ThreadedWorker:
             self.error = error
 
     def listener(self, public_key):
-        path = self.directory / f"seat-{next(self._numbers)}"
+        path = Path(self._directory.name) / f"seat-{next(self._numbers)}"
         return Listener(self._transport, "127.0.0.1", public_key, path, polls_lost=True)
 
     def seat_ranks(self):
@@ -85,6 +85,7 @@ class ThreadedWorker:
     def stop(self):
         self.loop.stop()
         self._thread.join(10)
+        self._directory.cleanup()
 
 
 def supervisor(model_dir, seat_ranks):
