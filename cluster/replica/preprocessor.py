@@ -229,9 +229,9 @@ class Preprocessor:
         """
 
         def encode() -> EncodedChat:
-            text = self.tokenizer.render(chat)
-            start = self.chat_template.answer_start(chat, text, marks)
-            return EncodedChat(tuple(self.tokenizer.encode(text, add_special_tokens=False)), start)
+            prompt = self.tokenizer.render(chat)
+            start = self.chat_template.answer_start(chat, prompt.text, marks)
+            return EncodedChat(tuple(self.tokenizer.encode_rendered(prompt)), start)
 
         return await self._limiter.run(encode, _num_chars(chat))
 

@@ -184,8 +184,8 @@ class LLMEngine:
             if unknown := self.tokenizer.chat_template.unknown_options(prompt):
                 names = ", ".join(unknown)
                 logger.warning("chat_template_kwargs: the chat template does not read %s", names)
-            text = self.tokenizer.render(prompt)
-            return PromptParts(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+            chat = self.tokenizer.render(prompt)
+            return PromptParts(chat.text, tuple(self.tokenizer.encode_rendered(chat)))
         if prompt.token_ids is not None:
             return prompt
         assert prompt.text is not None, "an empty prompt"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.text.chat_rewrites import RefusedChatError, render_some_form
+from specdec.text.quoted_tokens import ControlTokens, RenderedChat
 from specdec.text.tiktoken_model import TIKTOKEN_CLASS
 from specdec.types.errors import InvalidValueError, reason_of
 from specdec.types.request import Conversation
@@ -31,6 +32,9 @@ _TRANSFORMERS_VARIABLES = frozenset({"raise_exception", "strftime_now", "continu
 
 _PROBE = "a text in a message"
 """The content of messages that show how a template renders them."""
+
+_SIGN = re.compile(r"[^\w\s]")
+"""In a token that is no word."""
 
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags around the assistant's text, used in training only and unknown to Jinja."""
@@ -138,7 +142,25 @@ class ChatTemplate:
         options = self.options(has_tools=bool(conversation.tools))
         return sorted(conversation.template_kwargs.keys() - options)
 
-    def render(self, conversation: Conversation) -> str:
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        """The tokens that the template writes around messages, and all special ones."""
+        system, user, assistant = (
+            {"role": role, "content": _PROBE} for role in ("system", "user", "assistant")
+        )
+        asked = [
+            self._example(self.plain_text, turns, opens_answer=False)
+            for turns in ([system, user], [user])
+        ]
+        answered = self._example(self.plain_text, [user, assistant, user])
+        added = self._tokenizer.added_tokens_decoder.values()
+        signs = [each for each in added if each.special or _SIGN.search(each.content)]
+        return ControlTokens(
+            (each.content for each in signs if any(each.content in text for text in asked)),
+            (each.content for each in signs if each.special or each.content in answered),
+        )
+
+    def render(self, conversation: Conversation) -> RenderedChat:
         """Return the text of the prompt. Raises InvalidValueError if the template fails.
 
         A template that fails gets the conversation in the forms of `chat_rewrites`. The error
@@ -147,7 +169,9 @@ class ChatTemplate:
         """
         self._check(conversation)
         try:
-            return render_some_form(conversation, self._rendered)
+            return self._control_tokens.render(
+                conversation, lambda chat: render_some_form(chat, self._rendered)
+            )
         except RefusedChatError as error:
             refuses_tools = self._refuses_tools(error.chat)
             field = "tools" if refuses_tools else "messages"
@@ -194,7 +218,7 @@ class ChatTemplate:
         if not before.messages:
             return 0
         try:
-            text = self.render(before)
+            text = self.render(before).text
         except InvalidValueError:
             return len(prompt)
         if prompt.startswith(text):
@@ -240,17 +264,23 @@ class ChatTemplate:
             self._reads_parts[source] = shows == [False, True]
         return self._reads_parts[source]
 
-    def _example(self, source: str, messages: Sequence[dict[str, Any]]) -> str:
+    def _example(
+        self, source: str, messages: Sequence[dict[str, Any]], *, opens_answer: bool = True
+    ) -> str:
         """Return the text of an example chat; empty if the template fails."""
-        takes_parts = self._takes_parts(source)
-        return self._apply(
-            source, [_with_parts(each) if takes_parts else each for each in messages]
-        )
+        if self._takes_parts(source):
+            messages = list(map(_with_parts, messages))
+        return self._apply(source, messages, opens_answer=opens_answer)
 
-    def _apply(self, source: str, messages: Sequence[dict[str, Any]]) -> str:
+    def _apply(
+        self, source: str, messages: Sequence[dict[str, Any]], *, opens_answer: bool = True
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), chat_template=source, tokenize=False, add_generation_prompt=True
+                list(messages),
+                chat_template=source,
+                tokenize=False,
+                add_generation_prompt=opens_answer,
             )
         except Exception:  # as in `render_some_form`
             return ""

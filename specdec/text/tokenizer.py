@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec.text.byte_level import bytes_of_token
 from specdec.text.chat_template import ChatTemplate, template_of_processor
+from specdec.text.quoted_tokens import RenderedChat
 from specdec.text.tiktoken_model import TIKTOKEN_MODEL, with_tokenizer_json
 from specdec.types.errors import InvalidValueError, UnsupportedModelError, reason_of
 from specdec.types.request import CHAT_ROLES, ChatMessage, Conversation
@@ -156,19 +157,24 @@ class Tokenizer:
 
     def encode_conversation(self, conversation: Conversation) -> list[int]:
         """Return the prompt of a conversation with tools or template variables; see `render`."""
-        return self.encode(self.render(conversation), add_special_tokens=False)
+        return self.encode_rendered(self.render(conversation))
 
-    def render(self, conversation: Conversation) -> str:
+    def encode_rendered(self, chat: RenderedChat) -> list[int]:
+        """Return the prompt of a rendered conversation. Raises InvalidValueError as `encode`."""
+        _require_unicode("text", chat.text)
+        return chat.encode(self._backend)
+
+    def render(self, conversation: Conversation) -> RenderedChat:
         """Render a conversation with the chat template, including special tokens.
 
         The template validates the roles. Raises InvalidValueError if it fails, or if the text is
         longer than MAX_RENDERED_CHARS, including tools, arguments and variables.
         """
-        text = self.chat_template.render(conversation)
-        if len(text) > MAX_RENDERED_CHARS:
+        chat = self.chat_template.render(conversation)
+        if len(chat.text) > MAX_RENDERED_CHARS:
             limit = f"at most {MAX_RENDERED_CHARS} characters, as the chat template writes them"
-            raise InvalidValueError("messages length", len(text), limit)
-        return text
+            raise InvalidValueError("messages length", len(chat.text), limit)
+        return chat
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD.

@@ -40,7 +40,7 @@ class UserTurn:
         the end of the text would then be unknown, and for a model without a template.
         """
         turn = {"role": "user", "content": _MARK}
-        rendered = tokenizer.render(Conversation((turn,), add_generation_prompt=False))
+        rendered = tokenizer.render(Conversation((turn,), add_generation_prompt=False)).text
         before, found, after = rendered.rpartition(_MARK)
         following = tokenizer.encode(after, add_special_tokens=False)
         if not (found and following and following[0] in tokenizer.special_token_ids):

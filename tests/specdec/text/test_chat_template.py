@@ -46,9 +46,9 @@ def test_variables_of_a_template(backend):
 
 def test_rendering_of_a_conversation(backend):
     plain = template(backend, PLAIN)
-    assert plain.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+    assert plain.render(Conversation(MESSAGES)).text == "[user]Hi[assistant]"
     closed = Conversation(MESSAGES, add_generation_prompt=False)
-    assert plain.render(closed) == "[user]Hi"
+    assert plain.render(closed).text == "[user]Hi"
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,18 @@ def test_whether_a_template_takes_later_system_messages(backend, text, takes):
 
 def test_tools_and_variables_reach_the_template(backend):
     rich = template(backend, RICH)
-    text = rich.render(Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True}))
+    text = rich.render(
+        Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True})
+    ).text
     assert '"name": "ask"' in text
     assert text.endswith("<think>Hi")
-    assert "<think>" not in rich.render(Conversation(MESSAGES))
+    assert "<think>" not in rich.render(Conversation(MESSAGES)).text
 
 
 def test_the_last_message_can_be_continued(backend):
     turns = (*MESSAGES, {"role": "assistant", "content": "The river"})
     open_end = Conversation(turns, add_generation_prompt=False, continue_final_message=True)
-    assert template(backend, PLAIN + "<end>").render(open_end).endswith("[assistant]The river")
+    assert template(backend, PLAIN + "<end>").render(open_end).text.endswith("[assistant]The river")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_of_several_templates_the_one_for_tools_defines_the_variables(backend):
     both = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": RICH}]
     several = template(backend, {each["name"]: each["template"] for each in both})
     assert several.takes_tools
-    assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+    assert several.render(Conversation(MESSAGES)).text == "[user]Hi[assistant]"
 
 
 def test_options_belong_to_the_rendered_template(backend):
@@ -129,9 +131,9 @@ def test_options_belong_to_the_rendered_template(backend):
     plain = Conversation(MESSAGES, template_kwargs={"enable_thinking": True})
     with_tools = replace(plain, tools=(TOOL,))
     assert several.unknown_options(plain) == ["enable_thinking"]
-    assert several.render(plain) == "[user]Hi[assistant]"
+    assert several.render(plain).text == "[user]Hi[assistant]"
     assert several.unknown_options(with_tools) == []
-    assert "<think>" in several.render(with_tools)
+    assert "<think>" in several.render(with_tools).text
 
 
 def test_variables_of_jinja_and_transformers_are_not_options(backend):
@@ -171,13 +173,15 @@ def test_a_template_runs_in_a_sandbox(backend, text):
 
 def test_a_filter_does_not_read_private_attributes(backend):
     text = "[{{ ''|attr('__class__') }}]"
-    assert template(backend, text).render(Conversation(MESSAGES)) == "[]"
+    assert template(backend, text).render(Conversation(MESSAGES)).text == "[]"
 
 
 def test_a_template_inserted_by_a_client_is_text(backend):
     given = "{{ 7 * 7 }}{% for x in messages %}{% endfor %}"
     messages = ({"role": "user", "content": given},)
-    assert template(backend, PLAIN).render(Conversation(messages)) == f"[user]{given}[assistant]"
+    assert (
+        template(backend, PLAIN).render(Conversation(messages)).text == f"[user]{given}[assistant]"
+    )
 
 
 def test_a_template_that_is_nested_too_deeply_fails_as_others_do():
@@ -194,10 +198,14 @@ GEMMA = (
 
 def test_a_template_that_refuses_a_chat_gets_another_form_of_it(backend):
     turns = ({"role": "system", "content": "Be brief"}, *MESSAGES, *MESSAGES)
-    text = template(backend, GEMMA).render(Conversation(turns))
+    text = template(backend, GEMMA).render(Conversation(turns)).text
     assert text == "[user]Be brief\n\nHi\n\nHi[assistant]"
-    assert template(backend, PLAIN).render(Conversation(turns)).startswith("[system]Be brief[user]")
-    assert template(backend, NEEDS_A_DESCRIPTION).render(Conversation(MESSAGES, (TOOL,))) == (
+    assert (
+        template(backend, PLAIN)
+        .render(Conversation(turns))
+        .text.startswith("[system]Be brief[user]")
+    )
+    assert template(backend, NEEDS_A_DESCRIPTION).render(Conversation(MESSAGES, (TOOL,))).text == (
         "![user]Hi[assistant]"
     )
     answered = Conversation(({"role": "assistant", "content": "Hi"},))
@@ -249,20 +257,20 @@ TWO_TURNS = (*MESSAGES, {"role": "assistant", "content": "Yes?"})
 def test_a_template_gets_contents_in_the_form_that_it_reads(backend, read, turns):
     text = "{% for m in messages %}[{{ m.role }}]" + read + "{% endfor %}"
     expected = "".join(f"[{each['role']}]{each['content']}" for each in turns)
-    assert template(backend, text).render(Conversation(turns)) == expected
+    assert template(backend, text).render(Conversation(turns)).text == expected
 
 
 def test_each_of_several_templates_gets_its_form(backend):
     parts = "{% for m in messages %}" + LOOP + "{% endfor %}"
     several = template(backend, {"default": PLAIN, "tool_use": parts})
-    assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
-    assert several.render(Conversation(MESSAGES, (TOOL,))) == "Hi"
+    assert several.render(Conversation(MESSAGES)).text == "[user]Hi[assistant]"
+    assert several.render(Conversation(MESSAGES, (TOOL,))).text == "Hi"
 
 
 def test_a_message_of_parts_can_be_continued(backend):
     text = "{% for m in messages %}[{{ m.role }}]" + LOOP + "<end>{% endfor %}"
     open_end = Conversation(TWO_TURNS, add_generation_prompt=False, continue_final_message=True)
-    assert template(backend, text).render(open_end) == "[user]Hi<end>[assistant]Yes?"
+    assert template(backend, text).render(open_end).text == "[user]Hi<end>[assistant]Yes?"
 
 
 CALLS = (
@@ -294,14 +302,16 @@ def test_a_chat_with_calls_that_a_model_wrote_badly_can_go_on(backend, arguments
     function = {"name": "ask", "arguments": decoded_arguments(arguments)}
     for call in ({"function": function}, {"id": "c1", "function": dict(function)}):
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        assert template(backend, CALLS).render(Conversation((*MESSAGES, turn))) == f"Hi{written}"
+        assert (
+            template(backend, CALLS).render(Conversation((*MESSAGES, turn))).text == f"Hi{written}"
+        )
 
 
 def test_arguments_stay_as_they_are_where_a_template_writes_any(backend):
     text = CALLS.replace("t.function.arguments|items", "[(1, t.function.arguments)]")
     call = {"function": {"name": "ask", "arguments": '{"a": "cut'}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert template(backend, text).render(Conversation((turn,))) == '(1={"a": "cut)'
+    assert template(backend, text).render(Conversation((turn,))).text == '(1={"a": "cut)'
 
 
 MARKS = ("<think>", "</think>")
@@ -322,7 +332,7 @@ MARKED = {"role": "user", "content": "What do <think> and </think> mean? <think>
 def answer_start(backend, text, turns, *, start="", **fields):
     conversation = Conversation(turns, template_kwargs={"start": start}, **fields)
     made = template(backend, text)
-    return made.answer_start(conversation, made.render(conversation), MARKS)
+    return made.answer_start(conversation, made.render(conversation).text, MARKS)
 
 
 @pytest.mark.parametrize("turns", [MESSAGES, (MARKED,), (MARKED, TWO_TURNS[1], MARKED)])
@@ -376,6 +386,6 @@ def test_an_answer_of_gpt_oss_starts_at_its_role(backend, start):
     mark, made = "<|start|>assistant", template(backend, HARMONY)
     for turns in (MESSAGES, TWO_TURNS):
         chat = Conversation(turns, template_kwargs={"start": start})
-        assert made.answer_start(chat, made.render(chat), [mark]) == f"{mark}{start}"
+        assert made.answer_start(chat, made.render(chat).text, [mark]) == f"{mark}{start}"
         no_start = replace(chat, add_generation_prompt=False)
-        assert made.answer_start(no_start, made.render(no_start), [mark]) == ""
+        assert made.answer_start(no_start, made.render(no_start).text, [mark]) == ""

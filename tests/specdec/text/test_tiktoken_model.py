@@ -127,7 +127,7 @@ def test_keys_of_tools_are_sorted_as_by_the_class_of_kimi(
         (tmp_path / "tokenizer.json").write_text(Tokenizer(tmp_path).to_json())
     tokenizer = pickle.loads(pickle.dumps(Tokenizer(tmp_path)))
     conversation = Conversation(({"role": "user", "content": "Hi"},), tools=(TOOL,))
-    assert tokenizer.render(conversation) == json.dumps([expected])
+    assert tokenizer.render(conversation).text == json.dumps([expected])
 
 
 @pytest.mark.parametrize("load", [Tokenizer, check_tokenizer])
