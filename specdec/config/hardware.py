@@ -30,6 +30,9 @@ def resolved_device(device: str) -> str:
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_SYSTEM_TIMES = Path("/proc/stat")
+_NUM_TIMES, _IDLE_TIMES = 8, slice(3, 5)
+"""Fields of a core: before those of guests, which others include; and idle or waiting for I/O."""
 
 
 def available_memory_bytes() -> int:
@@ -50,28 +53,41 @@ def available_cpus() -> int:
 
 
 class LoadOfOthers:
-    """Load that other processes put on this process's cores, from the creation of this object."""
+    """Load that other processes put on this process's cores, since it was last read or created."""
 
-    def __init__(self) -> None:
-        self._began_at_s = time.monotonic()
-        self._others_s = _busy_s() - time.process_time()
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        """process: whose load is left out; this one by default."""
+        self._process = process or psutil.Process()
+        self._read_at_s, self._others_s = time.monotonic(), self._seconds()
+
+    def num_cores(self) -> float:
+        """Return how many cores were busy on average."""
+        now_s, others_s = time.monotonic(), self._seconds()
+        used = (others_s - self._others_s) / max(now_s - self._read_at_s, 1e-3)
+        self._read_at_s, self._others_s = now_s, others_s
+        return max(0.0, used)
 
     def share(self, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> float:
         """Return the share of the cores' time, 0 to 1; wait until `interval_s` have passed."""
-        sleep(max(0.0, self._began_at_s + interval_s - time.monotonic()))
-        elapsed_s = time.monotonic() - self._began_at_s
-        others_s = _busy_s() - time.process_time() - self._others_s
-        return min(1.0, max(0.0, others_s / (elapsed_s * len(os.sched_getaffinity(0)))))
+        sleep(max(0.0, self._read_at_s + interval_s - time.monotonic()))
+        return min(1.0, self.num_cores() / len(os.sched_getaffinity(0)))
+
+    def _seconds(self) -> float:
+        own = self._process.cpu_times()
+        return _busy_s() - own.user - own.system
 
 
 def _busy_s() -> float:
     """Return the seconds that the cores of this process have worked since the system started.
 
-    The time that a hypervisor gave to other virtual machines is included.
+    The time that a hypervisor gave to other virtual machines is included. psutil does not name the
+    cores that it lists, which are those online.
     """
-    cores = os.sched_getaffinity(0)
-    times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
-    return sum(sum(each) - each.idle - each.iowait - each.guest - each.guest_nice for each in times)
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = (line.split() for line in _SYSTEM_TIMES.read_text(encoding="ascii").splitlines())
+    times = [list(map(int, numbers)) for name, *numbers in lines if name in cores]
+    ticks = sum(sum(each[:_NUM_TIMES]) - sum(each[_IDLE_TIMES]) for each in times)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def processor_name() -> str:

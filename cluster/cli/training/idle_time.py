@@ -13,6 +13,7 @@ import psutil
 
 from cluster.serve.guard import STOP_SIGNALS
 from cluster.serve.processes import die_with
+from specdec.config.hardware import LoadOfOthers
 
 _PERIOD_S = 0.05
 """Time between two looks at the load."""
@@ -54,8 +55,7 @@ def _govern(pid: int, num_threads: int) -> int:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: _end(pid, number))
-    limit = max(_SPARE_CORES, (os.cpu_count() or 1) - num_threads - _SPARE_CORES)
-    load, num_periods = OtherLoad(psutil.Process(pid)), 0
+    limit, load, num_periods = _limit(num_threads), LoadOfOthers(psutil.Process(pid)), 0
     while True:
         time.sleep(_PERIOD_S)
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -66,26 +66,12 @@ def _govern(pid: int, num_threads: int) -> int:
         os.kill(pid, signal.SIGSTOP if num_periods % _TURN else signal.SIGCONT)
 
 
+def _limit(num_threads: int) -> float:
+    """Return the load of others, in cores, above which the process is stopped."""
+    return max(_SPARE_CORES, len(os.sched_getaffinity(0)) - num_threads - _SPARE_CORES)
+
+
 def _end(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended
         os.kill(pid, number)
         os.kill(pid, signal.SIGCONT)
-
-
-class OtherLoad:
-    """The load of a machine without that of one process."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._read_at_s, self._busy_s = time.monotonic(), self._busy()
-
-    def num_cores(self) -> float:
-        """Return how many cores were busy on average since the call before."""
-        now_s, busy_s = time.monotonic(), self._busy()
-        used = (busy_s - self._busy_s) / max(now_s - self._read_at_s, 1e-3)
-        self._read_at_s, self._busy_s = now_s, busy_s
-        return used
-
-    def _busy(self) -> float:
-        machine, own = psutil.cpu_times(), self._process.cpu_times()
-        return sum(machine[:3]) - own.user - own.system  # user, nice and system

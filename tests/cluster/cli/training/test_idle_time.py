@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -94,7 +93,7 @@ def test_a_command_whose_process_is_killed_has_the_code_of_a_shell(start):
 def test_it_is_stopped_while_others_use_the_cores(start):
     _, process = start(600)
     words = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(words) for _ in range(os.cpu_count())]
+    others = [subprocess.Popen(words) for _ in os.sched_getaffinity(0)]
     try:
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
         wait_until(lambda: process.status() != psutil.STATUS_STOPPED)  # in one period of twelve
@@ -104,12 +103,11 @@ def test_it_is_stopped_while_others_use_the_cores(start):
             each.wait(60)
 
 
-def test_the_load_is_that_of_others(monkeypatch):
-    now_s, machine, own = [0.0], [100.0, 10.0, 20.0, 900.0], [50.0, 5.0]
-    process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=own[0], system=own[1]))
-    monkeypatch.setattr(idle_time.psutil, "cpu_times", lambda: tuple(machine))
-    monkeypatch.setattr(idle_time.time, "monotonic", lambda: now_s[0])
-    load = idle_time.OtherLoad(process)
-    now_s[0], machine[:], own[:] = 2.0, [102.0, 10.5, 20.5, 901.0], [51.0, 5.5]
-    assert load.num_cores() == 0.75  # 3 s less 1.5 of the process, in 2 s
-    assert load.num_cores() == 0
+@pytest.mark.parametrize(
+    ("num_cores", "num_threads", "limit"), [(8, 1, 6.75), (8, 8, 0.25), (1, 1, 0.25), (2, 1, 0.75)]
+)
+def test_others_may_use_the_cores_of_its_affinity_that_it_leaves(
+    monkeypatch, num_cores, num_threads, limit
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(num_cores))
+    assert idle_time._limit(num_threads) == limit
