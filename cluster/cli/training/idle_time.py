@@ -40,21 +40,28 @@ def run_when_idle(num_threads: int) -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    caller_pid = os.getpid()
+    caller_pid, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     if pid := os.fork():
+        _pass_signals_on(pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os._exit(_govern(pid, num_threads))
     os.setsid()
     die_with(caller_pid, signal.SIGKILL)  # which also ends a process that is stopped
     with suppress(OSError):  # a kernel without autogroups, or a container
         Path("/proc/self/autogroup").write_text("19")
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _pass_signals_on(pid: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the child could not be waited for otherwise
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: _end(pid, number))
 
 
 def _govern(pid: int, num_threads: int) -> int:
     """Stop a child and let it go on until it ends; return the exit code."""
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: _end(pid, number))
     limit, load, num_periods = _limit(num_threads), LoadOfOthers(psutil.Process(pid)), 0
     while True:
         time.sleep(_PERIOD_S)

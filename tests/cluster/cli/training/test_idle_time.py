@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,28 @@ def test_a_signal_to_the_command_ends_both(start, number, exit_code, is_stopped)
     command.send_signal(number)
     assert command.wait(60) == exit_code
     assert not process.is_running()
+
+
+SIGNAL_AT_THE_FORK = """
+import os, signal
+fork = os.fork
+def fork_and_end():
+    if pid := fork():
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+os.fork = fork_and_end
+"""
+
+
+def test_a_signal_before_the_process_runs_when_idle_ends_both():
+    command = [sys.executable, "-c", SIGNAL_AT_THE_FORK + PROGRAM, "600"]
+    assert subprocess.run(command, timeout=60).returncode == 143
+
+
+def test_the_exit_code_is_that_of_the_process_where_signals_of_children_are_ignored():
+    command = [sys.executable, "-c", PROGRAM, "0"]
+    ignored = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    assert subprocess.run(command, preexec_fn=ignored, timeout=60).returncode == 5
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
