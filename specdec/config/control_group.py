@@ -24,7 +24,7 @@ class MemoryLimit(NamedTuple):
 
     @property
     def available_bytes(self) -> int:
-        """What is left."""
+        """Bytes that may still be used."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
