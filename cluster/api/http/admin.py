@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -44,6 +45,10 @@ from specdec.types.reports.fleet import FleetStatistics
 MAX_BODY_BYTES = 64 * 1024
 _JSON = "application/json"
 _PRECONDITION_FAILED = 412
+_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"/audit-log": ("page_size", "page_token"), "/watch": ("interval_s",)}
+)
+"""Names in the query string of routes that have any, beside `model`."""
 
 _Handler = Callable[[OperatorService, Request], Awaitable[Response]]
 
@@ -66,17 +71,21 @@ def admin_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
         "/adapters": {"GET": _adapters, "POST": _order_adapter},
     }
     for path, handlers in routes.items():  # one route a path, whose methods an error 405 lists
-        respond = _guarded(get_admin, partial(_by_method, handlers), error_response)
+        parameters = ("model", *_PARAMETERS.get(path, ()))
+        handle = partial(_by_method, handlers, parameters)
+        respond = _guarded(get_admin, handle, error_response)
         router.add_api_route(path, respond, methods=[*handlers])
     return router
 
 
 async def _by_method(
-    handlers: Mapping[str, _Handler], admin: OperatorService, request: Request
+    handlers: Mapping[str, _Handler],
+    parameters: Sequence[str],
+    admin: OperatorService,
+    request: Request,
 ) -> Response:
-    handle = handlers[request.method]
-    refuse_unknown_fields(request.query_params, ("model", *_PARAMETERS.get(handle, ())))
-    return await handle(admin, request)
+    refuse_unknown_fields(request.query_params, parameters)
+    return await handlers[request.method](admin, request)
 
 
 def lora_routes(get_admin: Callable[[], OperatorService]) -> APIRouter:
@@ -235,13 +244,6 @@ async def _execute_adapter_order(
     if fault is not None:
         raise NotReadyError(f"replica {fault.replica_id} has not {done} it: {fault.fault}")
     return Response(f"Success: LoRA adapter '{order.name}' {done}.", media_type="text/plain")
-
-
-_PARAMETERS: Mapping[_Handler, tuple[str, ...]] = {
-    _audit_log: ("page_size", "page_token"),
-    _watch: ("interval_s",),
-}
-"""Names in the query string of handlers that have any, beside `model`."""
 
 
 def _stats_event(fleet: FleetStatistics) -> bytes:
