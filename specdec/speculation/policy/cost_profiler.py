@@ -152,13 +152,9 @@ class CostProfiler:
 
     def drafting(self, worker: DraftWorker, limits: DraftLimits, budget_s: float) -> CostTable:
         """Measure the drafts of a model with these limits. Raise DraftFailedError."""
-        longest = min(self.config.max_model_len, limits.max_model_len)
-        if longest < self.config.max_model_len:
-            config = replace(self.config, max_model_len=longest)
-            most = max(1, min(self.most, longest - 2))
-            return replace(self, config=config, most=most).drafting(worker, limits, budget_s)
-        text, start = self.draft_text, self._context_tokens
-        sequences = self._sequences(limits.num_blocks, text)
+        own = self._within(limits.max_model_len)
+        text, start = self.draft_text, own._context_tokens
+        sequences = own._sequences(limits.num_blocks, text)
 
         def draft(step: ProfiledStep) -> float:
             drafts = tuple(
@@ -173,11 +169,18 @@ class CostProfiler:
 
         worker.begin(DraftStep(0, (), sequences.admissions, sequences.block_tables, (), ()))
         try:
-            for rows in self._contexts(sequences.seq_ids, text, limits.max_catch_up_tokens):
+            for rows in own._contexts(sequences.seq_ids, text, limits.max_catch_up_tokens):
                 worker.begin(DraftStep(0, (), (), (), rows, ()))
-            return self._measure(draft, budget_s, smallest=1, has_text=bool(text)).steps
+            return own._measure(draft, budget_s, smallest=1, has_text=bool(text)).steps
         finally:
             worker.begin(DraftStep(0, sequences.seq_ids, (), (), (), ()))
+
+    def _within(self, max_model_len: int) -> CostProfiler:
+        """Return this profiler, or one for the context of a draft model if that is shorter."""
+        if max_model_len >= self.config.max_model_len:
+            return self
+        config = replace(self.config, max_model_len=max_model_len)
+        return replace(self, config=config, most=max(1, min(self.most, max_model_len - 2)))
 
     def _next_draft(self, num_draft_tokens: int) -> DraftShape:
         """Return the shape of the draft that a head makes in a step with `num_draft_tokens`."""
