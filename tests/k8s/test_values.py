@@ -214,12 +214,16 @@ def referenced_names(content):
     return found.union(*map(referenced_names, content.values()))
 
 
+def introduction(manifest):
+    """Return the comment before the objects."""
+    return manifest.read_text().partition("---")[0]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / MANIFESTS).glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_manifest_begins_with_its_prerequisites(path):
     objects = parsed(path.read_text())
     created = {item["spec"]["secretName"] for item in objects if item["kind"] == "Certificate"}
-    introduction = path.read_text().partition("---")[0]
-    commands = [line for line in introduction.splitlines() if "kubectl" in line]
+    commands = [line for line in introduction(path).splitlines() if "kubectl" in line]
     words = {word for line in commands for word in line.split()}
     required = referenced_names(objects) - created
     assert {"specdec-api-keys", "llm-api-keys"} & required
@@ -228,20 +232,19 @@ def test_a_manifest_begins_with_its_prerequisites(path):
     assert len(set(commands)) == len(commands)
 
 
-def test_the_prerequisites_create_each_kind_of_secret():
-    def introduction(name):
-        return (ROOT / MANIFESTS / f"{name}.yaml").read_text().partition("---")[0]
-
-    create = "#   kubectl -n specdec create secret"
-    assert f"{create} generic hugging-face --from-file=token\n" in introduction("two-gpus")
-    assert f"{create} generic llm-api-keys --from-file=api-keys.yaml\n" in introduction(
-        "air-gapped"
-    )
-    assert f"{create} docker-registry registry --from-file=" in introduction("air-gapped")
-    assert f"{create} tls llm-tls --cert=tls.crt --key=tls.key\n" in introduction("two-nodes")
-    several = introduction("several-models")
-    assert "#   kubectl create priorityclass placeholder --value=-10\n" in several
-    assert "#   kubectl get clusterissuer letsencrypt\n" in several
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("two-gpus", "-n specdec create secret generic hugging-face --from-file=token\n"),
+        ("air-gapped", "-n specdec create secret generic llm-api-keys --from-file=api-keys.yaml\n"),
+        ("air-gapped", "-n specdec create secret docker-registry registry --from-file="),
+        ("two-nodes", "-n specdec create secret tls llm-tls --cert=tls.crt --key=tls.key\n"),
+        ("several-models", "create priorityclass placeholder --value=-10\n"),
+        ("several-models", "get clusterissuer letsencrypt\n"),
+    ],
+)
+def test_the_prerequisites_of_each_kind_have_a_command(name, command):
+    assert f"#   kubectl {command}" in introduction(ROOT / MANIFESTS / f"{name}.yaml")
 
 
 def test_manifests_are_valid_and_contain_no_secret():
