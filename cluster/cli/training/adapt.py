@@ -144,10 +144,7 @@ def _training_config(learning_rate: float, num_epochs: int, precision: Precision
 
 
 class SampleSource:
-    """The latest samples of a service, in memory.
-
-    num_new_tokens: of those since `mark_used`.
-    """
+    """The latest samples of a service, in memory."""
 
     def __init__(
         self, client: AdminClient, min_tokens: int, max_tokens: int, longest: int = _LONGEST_SAMPLE
@@ -163,7 +160,8 @@ class SampleSource:
         self._max_tokens = max_tokens
         self._longest = longest
         self._samples: deque[Sample] = deque()
-        self._num_tokens = self.num_new_tokens = 0
+        self._num_tokens = self._num_new_tokens = 0  # new ones since `mark_used`
+        self._num_wanted = min_tokens
 
     def read(self) -> bool:
         """Take what the replicas have; return whether that is enough for a version."""
@@ -180,24 +178,24 @@ class SampleSource:
             )
             is_more = any(batch.num_left_tokens for batch in batches)
         num_prompts = len({each.prompt for each in self._samples})
-        return self.num_new_tokens >= self._min_tokens and num_prompts > 1
+        return self._num_new_tokens >= self._num_wanted and num_prompts > 1
 
     def _add(self, samples: Iterable[Sample]) -> None:
         for each in samples:
             self._samples.append(each)
             self._num_tokens += len(each.token_ids)
-            self.num_new_tokens += len(each.token_ids)
+            self._num_new_tokens += len(each.token_ids)
         while self._num_tokens > self._max_tokens and len(self._samples) > 1:
             self._num_tokens -= len(self._samples.popleft().token_ids)
 
     def mark_used(self) -> list[Sample]:
         """Return all samples; further ones count as new."""
-        self.num_new_tokens = 0
+        self._num_new_tokens, self._num_wanted = 0, self._min_tokens
         return list(self._samples)
 
     def mark_too_few(self) -> None:
-        """Count a tenth of the tokens as enough next, since too few answers were held out."""
-        self.num_new_tokens = self._min_tokens - math.ceil(self._min_tokens / 10)
+        """Let a tenth of the new tokens be enough next, since too few answers were held out."""
+        self._num_wanted = math.ceil(self._min_tokens / 10)
 
 
 class AdaptationLoop:
