@@ -58,9 +58,9 @@ def run_when_idle(num_threads: int) -> None:
 
 def _pass_signals_on(pid: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the child could not be waited for otherwise
-    for number in STOP_SIGNALS:
+    for number in (*STOP_SIGNALS, signal.SIGTSTP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: _end(pid, number))
+            signal.signal(number, lambda number, _: _pass_on(pid, number))
 
 
 def _govern(pid: int, num_threads: int) -> int:
@@ -81,7 +81,12 @@ def _limit(num_threads: int) -> float:
     return max(_SPARE_CORES, len(os.sched_getaffinity(0)) - num_threads - _SPARE_CORES)
 
 
-def _end(pid: int, number: int) -> None:
+def _pass_on(pid: int, number: int) -> None:
+    """Pass a signal on to a child, which may be stopped. A Ctrl-Z stops this process, too."""
     with suppress(ProcessLookupError):  # it has just ended
-        os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)
+        if number == signal.SIGTSTP:
+            os.kill(pid, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +74,22 @@ def test_a_signal_to_the_command_ends_both(start, number, exit_code, is_stopped)
     command.send_signal(number)
     assert command.wait(60) == exit_code
     assert not process.is_running()
+
+
+def test_ctrl_z_stops_both_until_the_command_goes_on(start):
+    command, process = start(600)
+    own = psutil.Process(command.pid)
+    command.send_signal(signal.SIGTSTP)
+    wait_until(lambda: own.status() == process.status() == psutil.STATUS_STOPPED)
+    statuses = set()
+    for _ in range(20):
+        statuses.add(process.status())
+        time.sleep(0.05)
+    assert statuses == {psutil.STATUS_STOPPED}
+    command.send_signal(signal.SIGCONT)
+    wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(60) == 143
 
 
 SIGNAL_AT_THE_FORK = """
