@@ -165,7 +165,7 @@ class IncrementalDetokenizer:
         else:
             self._decoder = WindowDecoder(tokenizer, self._visible_end(before))
         self._text = ""  # not returned yet
-        self._ends: list[int] = []  # length of _text after each token since the last take
+        self._ends: list[int] = []  # end of the final part after each token since the last take
         self._stopped = False
         self.lengths: tuple[int, ...] = ()
 
@@ -196,7 +196,7 @@ class IncrementalDetokenizer:
                 self._text += new
         elif self._marks is not None:
             stop = self._end_at(self._marked(token_id))
-        self._ends.append(len(self._text))
+        self._ends.append(self._final_end())
         return stop
 
     def append_until_stop(self, token_ids: Sequence[int]) -> None:
@@ -237,8 +237,7 @@ class IncrementalDetokenizer:
 
         Incomplete characters and a possible start of a stop string are held back.
         """
-        is_final = self._stopped or not self._held
-        return self._take(len(self._text) if is_final else self._num_final_chars())
+        return self._take(self._final_end())
 
     def flush(self) -> str:
         """Return the rest, with an incomplete character as U+FFFD. No token may follow."""
@@ -300,9 +299,11 @@ class IncrementalDetokenizer:
         self._stopped = True
         return first.stop
 
-    def _num_final_chars(self) -> int:
+    def _final_end(self) -> int:
         """Return the length of the text before a possible start of a stop string."""
         end = len(self._text)
+        if self._stopped:
+            return end
         for stop, most in self._held:
             start = self._text.find(stop[0], max(0, len(self._text) - most))
             while 0 <= start < end and not stop.startswith(self._text[start:]):

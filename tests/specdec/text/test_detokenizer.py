@@ -215,6 +215,21 @@ def test_tokens_that_are_decoded_together_have_the_text_of_one_by_one(
     assert decoding.flush() == one_by_one.flush()
 
 
+def test_lengths_depend_on_the_tokens_alone(tokenizer: Tokenizer, byte_ids: list[int]) -> None:
+    """A step with drafts adds several at once, and a part of a stop string is held back."""
+
+    def lengths(num_at_once: int) -> list[int]:
+        decoding, found = IncrementalDetokenizer(tokenizer, ("e ", "hex")), list[int]()
+        for index, byte in enumerate(b"the>he", 1):
+            assert decoding.append(byte_ids[byte]) is None
+            if index % num_at_once == 0:
+                decoding.take()
+                found += decoding.lengths
+        return found
+
+    assert lengths(1) == lengths(2) == lengths(3) == [1, 0, 0, 3, 0, 0]
+
+
 def test_special_tokens_are_text_only_if_requested(tokenizer: Tokenizer) -> None:
     token_ids = [1, *tokenizer.encode("the town"), 2]
     skipping = IncrementalDetokenizer(tokenizer)
