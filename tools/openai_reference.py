@@ -24,14 +24,13 @@ from cluster.api.openai.schemas.completion_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cluster.api.openai.schemas.responses_schema import ResponsesRequest, TextFormat
-from cluster.api.openai.schemas.sampling_fields import (
+from cluster.api.openai.schemas.output_format import (
     JsonSchemaFormat,
     ResponseFormat,
-    SamplingFields,
-    Speculation,
     StructuredOutputs,
 )
+from cluster.api.openai.schemas.responses_schema import ResponsesRequest, TextFormat
+from cluster.api.openai.schemas.sampling_fields import SamplingFields, Speculation
 from tools.generated_files import run
 
 PAGE = Path("docs/openai-reference.md")

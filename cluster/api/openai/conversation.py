@@ -156,7 +156,7 @@ def _answer_schema(request: ChatRequest) -> Mapping[str, Any] | None:
     form = request.response_format
     if form is None or form.type == "text":
         return None
-    schema = form.json_schema.json_schema if form.json_schema else None
+    schema = form.required_schema
     return {"type": "object"} if schema is None else schema
 
 

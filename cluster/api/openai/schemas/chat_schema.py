@@ -21,7 +21,7 @@ from cluster.api.base.openai_schema import (
     text_type,
 )
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
+from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_range
@@ -219,7 +219,6 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = number(
         "number of most likely tokens to return at each position; needs logprobs", 0, 20
     )
-    response_format: ResponseFormat | None = option("required format of the text")
     tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
         "functions that the model may call; at most 128"
     )

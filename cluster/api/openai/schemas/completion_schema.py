@@ -19,7 +19,7 @@ from cluster.api.base.openai_schema import (
 )
 from cluster.api.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, Message, ToolDefinition
-from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, ResponseFormat, SamplingFields
+from cluster.api.openai.schemas.sampling_fields import TOKEN_IDS, SamplingFields
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
 
@@ -74,7 +74,6 @@ class CompletionRequest(SamplingFields):
     )
     echo: bool = option("puts the prompt before each choice, also in logprobs", False)
     add_special_tokens: bool = option("adds the special tokens that start a text", True)
-    response_format: ResponseFormat | None = option("required format of the text")
     json_schema: str | None = option("SGLang's name of guided_json")
 
     @property

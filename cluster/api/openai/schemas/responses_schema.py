@@ -20,6 +20,7 @@ from cluster.api.base.openai_schema import (
 )
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, NO_MODERATION, TEXT_ONLY, ChatRequest
+from cluster.api.openai.schemas.output_format import JsonSchemaFormat
 from cluster.api.openai.schemas.response_items import (
     AllowedTools,
     InputItem,
@@ -28,7 +29,7 @@ from cluster.api.openai.schemas.response_items import (
     ToolParam,
     placed_tools,
 )
-from cluster.api.openai.schemas.sampling_fields import JsonSchemaFormat, Speculation
+from cluster.api.openai.schemas.sampling_fields import Speculation
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,6 +17,12 @@ from cluster.api.base.openai_schema import (
     option,
 )
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
+from cluster.api.openai.schemas.output_format import (
+    KINDS,
+    ResponseFormat,
+    StructuredOutputs,
+    structure,
+)
 from cluster.replica.limits import (
     MAX_PRIORITY,
     MAX_TOKEN_IDS,
@@ -57,14 +62,6 @@ Biases = Annotated[
 ]
 
 
-KINDS: Mapping[str, str] = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "grammar": "grammar",
-}
-"""The fields of StructuredOutput by their names in vLLM, without `guided_`."""
-
 _GUIDED: Mapping[str, str] = {
     **{f"guided_{kind}": kind for kind in KINDS},
     "regex": "regex",
@@ -72,57 +69,6 @@ _GUIDED: Mapping[str, str] = {
     "json_schema": "json",
 }
 """Fields of requests for structured output: vLLM's older names, and SGLang's."""
-
-
-class JsonSchemaFormat(RequestModel):
-    """A named JSON schema."""
-
-    name: str = Field(min_length=1, max_length=64, description="for the client's own use")
-    description: str | None = option("accepted and ignored: put it into the prompt")
-    json_schema: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="JSON schema, drafts 4 to 2020-12"
-    )
-    strict: bool | None = option("accepted; a schema is always enforced")
-
-
-class ResponseFormat(RequestModel):
-    """`text`, `json_object`, or `json_schema` with the schema."""
-
-    type: Literal["text", "json_object", "json_schema"] = Field(description="any text, or JSON")
-    json_schema: JsonSchemaFormat | None = option("with type `json_schema` only")
-
-    def to_structure(self) -> StructuredOutput | None:
-        """Convert; return None for any text. Raise InvalidValueError."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            sent = self.model_dump(by_alias=True, exclude_unset=True).get("json_schema")
-            limit = "given with type json_schema, and with no other"
-            raise InvalidValueError("response_format.json_schema", sent, limit)
-        if self.type == "text":
-            return None
-        schema = self.json_schema.json_schema if self.json_schema else None
-        return StructuredOutput(json_object=True) if schema is None else _structure(json=schema)
-
-
-class StructuredOutputs(RequestModel):
-    """vLLM's structured outputs; exactly one of json, json_object, regex, choice and grammar."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "structural_tag": "left out: use tools",
-        "disable_fallback": "left out: llguidance is the only backend",
-        "disable_any_whitespace": "left out: JSON is written without whitespace",
-        "disable_additional_properties": "left out: use additionalProperties in the schema",
-        "whitespace_pattern": "left out: JSON is written without whitespace",
-    }
-
-    json_schema: str | dict[str, Any] | None = Field(
-        default=None, alias="json", description="JSON that matches this schema"
-    )
-    json_object: bool | None = option("any JSON object; true or left out")
-    regex: str | None = option("a text that matches this regular expression")
-    choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES, 1)] | None = option(
-        "one of these texts"
-    )
-    grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
 
 TOKEN_IDS = "null unless requested; in a stream it is left out"
@@ -235,7 +181,8 @@ class SamplingFields(RequestModel):
     truncate_prompt_tokens: int | None = number(
         "keeps only this number of last tokens of a prompt", 1, MAX_TOKEN_IDS
     )
-    structured_outputs: StructuredOutputs | None = option("required format of the text")
+    response_format: ResponseFormat | None = option("required format of the text")
+    structured_outputs: StructuredOutputs | None = option("likewise, vLLM's field")
     guided_json: str | dict[str, Any] | None = option("JSON that matches this schema")
     guided_regex: str | None = option("a text that matches this regular expression")
     guided_choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES, 1)] | None = option(
@@ -307,12 +254,11 @@ class SamplingFields(RequestModel):
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for the structured output."""
-        names = {}
+        names: dict[str, str] = {}
+        if self.response_format is not None:
+            names |= self.response_format.sent_names()
         if self.structured_outputs is not None:
-            names = {
-                f"structured_output.{own}": f"structured_outputs.{name}"
-                for name, own in KINDS.items()
-            }
+            names |= self.structured_outputs.sent_names()
         given = {f"structured_output.{KINDS[_GUIDED[name]]}": name for name in self.guided}
         return names | given
 
@@ -368,29 +314,10 @@ def requested_structure(
     """
     found = [each for each in others if each is not None]
     if request.structured_outputs is not None:
-        given = request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
-        _require_one(given)
-        found.append(_structure(**given))
-    found += [_structure(**{_GUIDED[name]: value}) for name, value in request.guided.items()]
+        found.append(request.structured_outputs.to_structure())
+    found += [structure(**{_GUIDED[name]: value}) for name, value in request.guided.items()]
     if any(each != found[0] for each in found):
         kinds = [each.kind for each in found]
         limit = "one of response_format, tools, structured_outputs and the guided_ fields"
         raise InvalidValueError("structured_outputs", kinds, limit)
     return found[0] if found else None
-
-
-def _require_one(given: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError unless one field of StructuredOutputs requests a format."""
-    used = [name for name, value in given.items() if value is not False]
-    if len(used) != 1:
-        names = [each.alias or name for name, each in StructuredOutputs.model_fields.items()]
-        limit = f"exactly one of {', '.join(names)}"
-        raise InvalidValueError("structured_outputs", used or given, limit)
-
-
-def _structure(**fields: Any) -> StructuredOutput:
-    """Build a StructuredOutput from fields with vLLM's names."""
-    given = {KINDS.get(name, name): value for name, value in fields.items()}
-    if not isinstance(given.get("json_schema", ""), str):
-        given["json_schema"] = json.dumps(given["json_schema"])
-    return StructuredOutput(**given)

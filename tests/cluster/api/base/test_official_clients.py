@@ -13,7 +13,7 @@ from cluster.api.openai.schemas import chat_schema as chat
 from cluster.api.openai.schemas import response_items as items
 from cluster.api.openai.schemas import responses_schema as responses
 from cluster.api.openai.schemas.completion_schema import CompletionRequest
-from cluster.api.openai.schemas.sampling_fields import ResponseFormat
+from cluster.api.openai.schemas.output_format import ResponseFormat
 
 OPTIONS = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 HEADERS = {"betas", "user_profile_id", "workspace_id"}

@@ -9,8 +9,8 @@ from cluster.api.base.openai_schema import RequestModel, StreamOptions
 from cluster.api.base.unsupported_fields import _NEUTRAL, is_neutral
 from cluster.api.openai.schemas.chat_schema import ChatRequest, Message
 from cluster.api.openai.schemas.completion_schema import CompletionRequest
+from cluster.api.openai.schemas.output_format import StructuredOutputs
 from cluster.api.openai.schemas.responses_schema import ResponsesRequest, TextOptions
-from cluster.api.openai.schemas.sampling_fields import StructuredOutputs
 from cluster.api.sglang.schema import GenerateRequest, SglSamplingParams
 
 USER = [{"role": "user", "content": "hi"}]

@@ -72,6 +72,16 @@ BROKEN_TOOL = {
             "json_schema is {'name': 'a', 'schema': {}}; it must be given with type json_schema",
         ),
         (
+            {"response_format": {"type": "text", "schema": {"type": "object"}}},
+            "response_format.schema",
+            "left out unless type is json_object; use json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "no type"}}},
+            "response_format.schema",
+            "can be enforced",
+        ),
+        (
             {"structured_outputs": {}},
             "structured_outputs",
             "is {}; it must be exactly one of json, json_object, regex, choice, grammar",

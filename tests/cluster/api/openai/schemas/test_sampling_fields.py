@@ -1,9 +1,8 @@
-"""Structured outputs: response_format, structured_outputs and the guided_ fields."""
+"""Structured outputs: structured_outputs and the guided_ fields."""
 
 import pytest
 
 from cluster.api.openai.schemas.sampling_fields import (
-    ResponseFormat,
     SamplingFields,
     requested_structure,
 )
@@ -17,37 +16,6 @@ TEXT = '{"type": "integer"}'
 def structure(*others, **given):
     """Return the structured output of a request with these fields."""
     return requested_structure(SamplingFields.model_validate(given), *others)
-
-
-@pytest.mark.parametrize(
-    ("given", "form"),
-    [
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, StructuredOutput(json_object=True)),
-        (
-            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
-            StructuredOutput(json_schema=TEXT),
-        ),
-        (
-            {"type": "json_schema", "json_schema": {"name": "x"}},
-            StructuredOutput(json_object=True),
-        ),
-    ],
-)
-def test_response_format(given, form):
-    assert ResponseFormat.model_validate(given).to_structure() == form
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"type": "json_schema"},
-        {"type": "text", "json_schema": {"name": "x", "schema": SCHEMA}},
-    ],
-)
-def test_a_schema_needs_the_matching_type(given):
-    with pytest.raises(InvalidValueError, match=r"response_format\.json_schema"):
-        ResponseFormat.model_validate(given).to_structure()
 
 
 @pytest.mark.parametrize(
