@@ -29,12 +29,19 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "routed_experts_start_len": (0,),
         "separate_reasoning": (True,),
         "spaces_between_special_tokens": (True,),
-        "stream_options": ({"include_obfuscation": False},),
+        "stream_options": (
+            {"include_usage": True},
+            {"include_obfuscation": False},
+            {"include_usage": True, "include_obfuscation": False},
+        ),
         "stream_reasoning": (True,),
         "truncation_side": ("left",),
     }
 )
-"""Values that request nothing; in every field an empty value (false, "", [], {}) is another."""
+"""Values that request nothing, or what a response has in any case.
+
+In every field an empty value (false, "", [], {}) is another.
+"""
 _OPTIONS_OF_REQUESTS = frozenset({"web_search_options"})
 """Fields whose empty object requests something, with its default options."""
 

@@ -92,7 +92,7 @@ def add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/responses", responses=answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: ApiRequest) -> Response:
         """Generate a response, without stored state."""
-        return await generate_response(handler, prepare_response, body, request)
+        return await generate_response(handler, prepare_response, body, request, body.request_id)
 
 
 async def generate_response(

@@ -20,7 +20,7 @@ from cluster.api.base.openai_schema import (
 )
 from cluster.api.base.unsupported_fields import ENGINE_FIELDS
 from cluster.api.openai.schemas.chat_schema import MAX_TOOLS, NO_MODERATION, TEXT_ONLY, ChatRequest
-from cluster.api.openai.schemas.output_format import JsonSchemaFormat
+from cluster.api.openai.schemas.output_format import JsonSchemaFormat, StructuredOutputs
 from cluster.api.openai.schemas.response_items import (
     AllowedTools,
     InputItem,
@@ -29,7 +29,7 @@ from cluster.api.openai.schemas.response_items import (
     ToolParam,
     placed_tools,
 )
-from cluster.api.openai.schemas.sampling_fields import Speculation
+from cluster.api.openai.schemas.sampling_fields import Biases, SamplingFields, Speculation
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.types.sampling.sampling_params import MAX_STOP_STRINGS
 
@@ -99,6 +99,10 @@ class ResponsesRequest(RequestModel):
         "max_tool_calls": "left out: it limits the calls of hosted tools",
         "stream_options": "left out: the last event has the usage",
         "enable_response_messages": "left out: the output has the messages",
+        "previous_input_messages": _NOTHING_IS_STORED,
+        "previous_response": _NOTHING_IS_STORED,
+        "mm_processor_kwargs": SamplingFields.refused["mm_processor_kwargs"],
+        "vllm_xargs": SamplingFields.refused["vllm_xargs"],
         **ENGINE_FIELDS,
     }
 
@@ -136,9 +140,15 @@ class ResponsesRequest(RequestModel):
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = same_as(
         ChatRequest, "stop"
     )
+    logit_bias: Biases | None = same_as(ChatRequest, "logit_bias")
+    include_stop_str_in_output: bool | None = same_as(ChatRequest, "include_stop_str_in_output")
+    ignore_eos: bool | None = same_as(ChatRequest, "ignore_eos")
+    min_tokens: int | None = same_as(ChatRequest, "min_tokens")
+    skip_special_tokens: bool | None = same_as(ChatRequest, "skip_special_tokens")
     seed: int | None = same_as(ChatRequest, "seed")
     stream: bool = same_as(ChatRequest, "stream")
     text: TextOptions | None = option("required format of the text")
+    structured_outputs: StructuredOutputs | None = same_as(ChatRequest, "structured_outputs")
     include: Annotated[list[Included], at_most(8)] | None = option(
         "`message.output_text.logprobs` returns log-probabilities of the answer's tokens; "
         "the others are accepted without effect"
@@ -162,6 +172,7 @@ class ResponsesRequest(RequestModel):
     priority: int = same_as(ChatRequest, "priority")
     cache_salt: str | None = option("as in /v1/chat/completions")
     allow_training: bool = same_as(ChatRequest, "allow_training")
+    request_id: str | None = same_as(ChatRequest, "request_id")
     stream_interval: int | None = same_as(ChatRequest, "stream_interval")
     speculation: Speculation | None = same_as(ChatRequest, "speculation")
     metadata: Metadata | None = option("returned in the answer; at most 16 entries")
@@ -182,6 +193,8 @@ class ResponsesRequest(RequestModel):
         """Return the places of the tools by those in the equivalent chat, and of their grammar."""
         tools = placed_tools(self.tools or ())
         names = {f"tools[{index}].function": each.field for index, each in enumerate(tools)}
+        if self.structured_outputs is not None:
+            return names | self.structured_outputs.sent_names()
         return names | {"structured_output.grammar": "tools"}
 
     @property

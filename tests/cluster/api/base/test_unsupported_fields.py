@@ -42,6 +42,8 @@ SENT = [
     (ChatRequest, {"spaces_between_special_tokens": True, "length_penalty": 1}),
     (ResponsesRequest, {"background": False, "text": {"verbosity": "medium"}}),
     (ResponsesRequest, {"repetition_penalty": 1.0, "presence_penalty": 0.0, "stop": []}),
+    (ResponsesRequest, {"stream_options": {"include_usage": True}, "stream": True}),  # AIPerf's
+    (ResponsesRequest, {"vllm_xargs": {}, "mm_processor_kwargs": {}}),
     (MessagesRequest, {"mcp_servers": []}),
     (GenerateRequest, {"log_metrics": True, "return_routed_experts": False, "background": False}),
     (GenerateRequest, {"return_indexer_topk": False, "no_logs": False, "return_bytes": False}),
@@ -73,6 +75,8 @@ def test_a_neutral_value_counts_as_left_out(model, fields):
         (ChatRequest, "web_search_options", {}),  # how OpenAI's example requests a search
         (ChatRequest, "guided_decoding_backend", "xgrammar"),
         (ResponsesRequest, "background", True),
+        (ResponsesRequest, "stream_options", {"continuous_usage_stats": True}),
+        (ResponsesRequest, "previous_response", {"id": "resp_1"}),
         (GenerateRequest, "log_metrics", 0),
         (GenerateRequest, "return_hidden_states", True),
         (ChatRequest, "unknown_field", False),  # neutral values are of known fields alone

@@ -195,3 +195,35 @@ async def test_other_items_are_refused_with_the_reason(http, item, words, reason
     assert response.status_code == 400
     assert words in message
     assert message.endswith(reason)
+
+
+async def test_the_sampling_fields_of_vllm_reach_the_engine(http, tokenizer):
+    eos = {"logit_bias": {str(tokenizer.end_token_id): 100}}
+    body = await ask(http, **eos)
+    assert (body["status"], body["usage"]["output_tokens"]) == ("completed", 1)
+    assert (await ask(http, **eos, min_tokens=3))["usage"]["output_tokens"] == 4
+    shown = await ask(http, **eos, ignore_eos=True, skip_special_tokens=False)
+    assert (shown["status"], shown["usage"]["output_tokens"]) == ("incomplete", 8)
+    text = tokenizer.decode([tokenizer.end_token_id] * 8, skip_special_tokens=False)
+    assert shown["output"][0]["content"][0]["text"] == text
+
+
+async def test_the_stop_string_is_kept_on_request(http):
+    text = (await ask(http))["output"][0]["content"][0]["text"]
+    stop = text[2:4]
+    end = text.index(stop)
+    for keeps, length in ((False, end), (True, end + len(stop))):
+        body = await ask(http, stop=stop, include_stop_str_in_output=keeps)
+        assert body["output"][0]["content"][0]["text"] == text[:length]
+
+
+async def test_structured_outputs_are_those_of_the_chat(http):
+    body = await ask(http, structured_outputs={"choice": ["yes", "no"]})
+    assert body["output"][0]["content"][0]["text"] in ("yes", "no")
+    sent = {**ASKED, "structured_outputs": {"regex": "("}}
+    error = (await http.post(URL, json=sent)).json()["error"]
+    assert error["param"] == "structured_outputs.regex"
+
+
+async def test_the_request_id_of_the_body_is_used(http):
+    assert (await ask(http, request_id="mine"))["id"] == "resp_mine"
