@@ -164,10 +164,17 @@ class AnswerReader:
     def _count(
         self, parser: ReasoningParser | HarmonyParser, lengths: Sequence[int], num_tokens: int
     ) -> None:
-        """Count the tokens of the reasoning. lengths: characters of the latest tokens."""
+        """Count the tokens of the reasoning. lengths: characters of the latest tokens.
+
+        A token without characters counts with the next one that has some, whether or not it came
+        in the same output.
+        """
         num_new = parser.num_reasoning_chars - self._num_chars
         if parser.is_reasoning:
-            self.num_reasoning_tokens = self._num_tokens + num_tokens
+            while lengths and num_tokens and not lengths[num_tokens - 1]:
+                num_tokens -= 1
+            if num_tokens:
+                self.num_reasoning_tokens = self._num_tokens + num_tokens
         elif num_new > 0:  # it ends within these
             self.num_reasoning_tokens = (
                 self._num_tokens + bisect_left(list(accumulate(lengths)), num_new) + 1

@@ -53,6 +53,16 @@ def test_the_mark_of_a_call_in_reasoning_withholds_no_other_text(family):
 def test_tokens_of_calls_at_the_end_of_reasoning_are_not_counted(end, count):
     call = ["<tool_call>", '{"name": "time", "arguments": {}}', "</tool_call>"]
     tokens = ["I", " see", ".\n", *call, end]
+    check_count(tokens, count)
+
+
+def test_tokens_without_text_before_a_call_are_not_counted():
+    tokens = ["", "I", "", " see", "", "", "<tool_", "call>", '{"name": "time", "arguments": {}}']
+    check_count([*tokens, "</tool_call>"], 4)
+
+
+def check_count(tokens, count):
+    """Compare the number of tokens of the reasoning, which come at once, one by one, or in two."""
     for parts in ([tokens], [[token] for token in tokens], [tokens[:4], tokens[4:]]):
         reader = AnswerReader(AnswerReading(use(HERMES), "deepseek_r1"))
         for output in outputs_of(parts):
