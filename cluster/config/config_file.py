@@ -38,7 +38,7 @@ PATHS_OF_THE_SERVICE = frozenset(
         *("v1", "v2", "generate", "tokenize", "detokenize", "score", "rerank"),
         *("dashboard", "metrics", "health", "ready", "load", "version", "openapi.json"),
         *("health_generate", "get_model_info", "model_info", "get_server_info", "server_info"),
-        *("flush_cache", "abort_request", "tokenizer_info"),
+        *("flush_cache", "reset_prefix_cache", "abort_request", "tokenizer_info"),
     }
 )
 """First components of the paths of the model at "/"; no other model may have one as its prefix."""

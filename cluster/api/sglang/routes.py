@@ -119,6 +119,7 @@ def _add_replica_orders(
     routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], OperatorService]
 ) -> None:
     @routes.post("/flush_cache")
+    @routes.post("/reset_prefix_cache")  # vLLM's name
     async def flush_cache(request: ApiRequest, body: FlushRequest | None = None) -> Response:
         """Empty the prefix cache of every replica, unless its requests run or wait."""
         with handler.context(request, None).deadline.enforce():

@@ -139,6 +139,8 @@ async def test_the_cache_is_flushed_while_nothing_runs(http, router, monkeypatch
     form = await http.post("/flush_cache", content=b"a=b")
     assert form.json()["error"]["param"] == "content-type"
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
+    assert (await http.post("/reset_prefix_cache")).status_code == 200, "vLLM's name"
+    assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
     assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
     running = await running_request(http, router, monkeypatch)
     refused = await http.post("/flush_cache", json={})
