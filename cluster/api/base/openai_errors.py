@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
@@ -271,7 +271,11 @@ def _parent_of(name: str, model: type[RequestModel]) -> str | None:
 
     A field in a list of objects is not one of the request's options.
     """
+    if name in model.parents:
+        return model.parents[name]
     for parent, each_field in model.model_fields.items():
+        if get_origin(each_field.annotation) is list:
+            continue
         kinds = get_args(each_field.annotation) or (each_field.annotation,)
         objects = (each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel))
         if any(name in each.model_fields for each in objects):

@@ -33,6 +33,8 @@ class RequestModel(BaseModel):
     """Unsupported fields of the API, with the end of "it must be ..."."""
     api_names: ClassVar[Mapping[str, str]] = {}
     """Names of fields in the API by their names in the engine, for errors: the newest spelling."""
+    parents: ClassVar[Mapping[str, str]] = {}
+    """Fields whose objects have any entries, by the names of entries that clients send beside."""
 
     @model_validator(mode="before")
     @classmethod

@@ -208,6 +208,10 @@ class ChatRequest(SamplingFields):
         "prompt length": "messages length",
     }
 
+    parents: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("enable_thinking", "thinking"), "chat_template_kwargs"
+    )
+
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
         description="the chat, oldest message first; at most 1000"
     )

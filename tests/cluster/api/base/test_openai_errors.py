@@ -111,12 +111,19 @@ def test_validation_of_a_long_body_stops_early(model, body):
         ("num_speculative_tokens", "speculation"),
         ("verifier", "speculation"),
         ("include_usage", "stream_options"),
+        ("enable_thinking", "chat_template_kwargs"),  # Alibaba's place of it
+        ("thinking", "chat_template_kwargs"),  # DeepSeek's and Z.ai's
     ],
 )
 def test_the_error_of_a_field_at_the_wrong_level_names_the_right_one(name, parent):
     details = failure_of_chat({**CHAT, name: 3}).details
     assert details.param == name
     assert f'it must be a field of {parent}, as in "{parent}": {{"{name}": ...}}' in details.message
+
+
+def test_the_error_of_a_field_names_no_list_of_objects():
+    message = failure_of_chat({**CHAT, "reasoning": {"effort": "low"}}).details.message
+    assert message == "unknown field 'reasoning'; did you mean reasoning_effort?"
 
 
 def test_an_unknown_name_is_truncated():
