@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
     from specdec.types.adapters import LoRARequest
     from specdec.types.reports.receipts import Receipt
+    from specdec.types.sampling.reasoning_marks import ReasoningMarks
     from specdec.types.sampling.sampling_params import (
         GuidedDecodingParams,
         SamplingParams,
@@ -26,6 +27,7 @@ __all__ = [
     "AsyncLLM",
     "GuidedDecodingParams",
     "LoRARequest",
+    "ReasoningMarks",
     "Receipt",
     "SamplingParams",
     "SpeculationOptions",
@@ -37,6 +39,7 @@ _MODULES = {
     "LLM": "specdec.llm",
     "AsyncLLM": "specdec.llm",
     "LoRARequest": "specdec.types.adapters",
+    "ReasoningMarks": "specdec.types.sampling.reasoning_marks",
     "Receipt": "specdec.types.reports.receipts",
 }
 

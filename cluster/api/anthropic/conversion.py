@@ -29,8 +29,6 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_count
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_FORCING = ("any", "tool")
-"""Types of tool_choice with which the answer is a call, without reasoning before it."""
 _BILLING_MARK = "x-anthropic-billing-header:"
 """Beginning of a system text of Claude Code that is not for the model. It differs between sessions,
 whose prompts would share no prefix."""
@@ -118,8 +116,7 @@ def _thinking(
     variables = [each for each in _THINKING_VARIABLES if each in known] or _THINKING_VARIABLES[:1]
     given: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(variables, is_on)}
     budget = request.thinking.budget_tokens
-    is_forced = request.tool_choice is not None and request.tool_choice.type in _FORCING
-    if has_parser and is_on and not is_forced and budget is not None:
+    if has_parser and is_on and budget is not None:
         given["thinking_token_budget"] = budget
     return given
 

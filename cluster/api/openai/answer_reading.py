@@ -23,9 +23,11 @@ from cluster.api.openai.parsers.pieces import (
 from cluster.api.openai.parsers.reasoning import SYNTAXES, ReasoningParser, ReasoningSyntax
 from cluster.api.openai.parsers.tool_families import call_marks_of
 from cluster.api.openai.parsers.tool_format import ToolFormat
+from cluster.api.openai.parsers.unique_calls import UniqueCalls
 from cluster.api.openai.schemas.chat_schema import ChatRequest
 from cluster.replica.preprocessor import TokenTexts
 from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.sampling.sampling_params import SamplingParams
 
 HARMONY = "gpt_oss"
 """The parser that reads both, reasoning and calls."""
@@ -38,7 +40,8 @@ class AnswerReading:
     tools: None without tools. reasoning: the parser of reasoning; None where there is none to
     separate. includes_reasoning: whether the client gets it. shows_special_tokens: whether marks
     are special tokens, which the text needs. prefix: the beginning of the answer in the prompt,
-    which the text of the model continues; see `ChatTemplate.answer_start`.
+    which the text of the model continues; see `ChatTemplate.answer_start`. is_constrained: whether
+    a grammar constrains all of the text, or all that follows the reasoning.
     """
 
     tools: ToolUse | None
@@ -46,6 +49,7 @@ class AnswerReading:
     includes_reasoning: bool = True
     shows_special_tokens: bool = False
     prefix: str = ""
+    is_constrained: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -70,10 +74,37 @@ class AnswerReading:
         if self.reasoning == HARMONY:
             return copy(self._harmony)
         if self.tools is None:
-            return ReasoningParser(self.syntax, PlainParser) if self.syntax else PlainParser()
+            return self._after_reasoning(PlainParser)
+        return self._after_reasoning(self.tools.parser, call_marks_of(self.tools.form))
+
+    def forced_parser(self) -> tuple[AnswerParser, UniqueCalls]:
+        """Make the parser of one answer of forced calls, and the part of it that parses these."""
+        assert self.tools is not None, "calls without tools"
+        calls = self.tools.unique_parser()
+        return self._after_reasoning(lambda: calls), calls
+
+    def _after_reasoning(
+        self, make_answer: Callable[[], AnswerParser], call_marks: Sequence[str] = ()
+    ) -> AnswerParser:
+        """Make a parser of the answer, after that of the reasoning if there may be any.
+
+        call_marks: before calls that end the reasoning without its mark; a grammar demands it.
+        """
         if self.syntax is None:
-            return self.tools.parser()
-        return ReasoningParser(self.syntax, self.tools.parser, call_marks_of(self.tools.form))
+            return make_answer()
+        marks = () if self.is_constrained else call_marks
+        return ReasoningParser(self.syntax, make_answer, marks)
+
+    def constrained(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with any text before a constrained one, where it may be reasoning.
+
+        With a prefix that shows how the answer begins.
+        """
+        form, syntax = params.structured_output, self.syntax
+        if not self.is_constrained or form is None or syntax is None:
+            return params
+        marks = syntax.before_constrained
+        return replace(params, structured_output=replace(form, reasoning=marks))
 
     @cached_property
     def _harmony(self) -> HarmonyParser:
@@ -191,15 +222,16 @@ def answer_reading(
     """Resolve how answers are read.
 
     form: the model's format of calls, which for gpt-oss is that of every answer. parser: of
-    reasoning, as configured. A grammar of the whole text leaves no place for reasoning. is_special:
-    whether a text is a special token.
+    reasoning, as configured. A grammar leaves no place for that of gpt-oss, in a channel before the
+    one of the answer. is_special: whether a text is a special token.
     """
-    is_structured = request.is_structured or (tools is not None and tools.is_forced)
-    is_harmony = HARMONY in (parser, form.name)
-    chosen = HARMONY if is_harmony else None if parser == "none" else parser
-    if is_structured:
+    is_constrained = request.is_structured or (tools is not None and tools.is_forced)
+    chosen: str | None = HARMONY if HARMONY in (parser, form.name) else parser
+    if chosen == "none" or (chosen == HARMONY and is_constrained):
         chosen = None
-    marks = (CHANNEL,) if is_harmony else SYNTAXES[chosen].marks if chosen else ()
+    marks = (CHANNEL,) if chosen == HARMONY else SYNTAXES[chosen].marks if chosen else ()
     shows = tools is not None and tools.shows_special_tokens
-    shows = shows or (not is_structured and any(map(is_special, marks)))
-    return AnswerReading(tools, chosen, request.include_reasoning, shows)
+    shows = shows or any(map(is_special, marks))
+    return AnswerReading(
+        tools, chosen, request.include_reasoning, shows, is_constrained=is_constrained
+    )

@@ -17,7 +17,7 @@ from cluster.api.base.openai_schema import (
     receipt_bodies,
 )
 from cluster.api.base.sse import COMMENT, TextEvents, event
-from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.answer_reading import AnswerReading
 from cluster.api.openai.logprobs import TokenNames
 from cluster.api.openai.parsers.pieces import Content, Reasoning
 from cluster.api.openai.request_warnings import RequestWarning
@@ -177,7 +177,7 @@ class ResponseBuilder(ABC):
         self.calls = calls
         self.names = names
         self.meter = UsageMeter()
-        self.forced_calls: ToolUse | None = None  # if the answer ends at a repeated one
+        self.forced_calls: AnswerReading | None = None  # if the answer ends at a repeated one
 
     def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output has many log-probabilities, to convert on a thread."""

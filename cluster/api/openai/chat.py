@@ -77,17 +77,18 @@ async def prepare_chat(
     prompt = await prompt_token_ids(router, request, chat.token_ids)
     if chat.answer_start:
         reading = replace(reading, prefix=chat.answer_start)
+    params = reading.constrained(params)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     call = generate_call(router, request, prompt, params, context.request_id)
     if budget := await _thinking_budget(router, request, reading, context):
         call = replace(call, thinking_budget=budget)
-    forced = _repeating(request, tools)
-    if forced is not None and not request.stream:
+    ends_at_repeat = _ends_at_repeat(request, tools)
+    if ends_at_repeat and not request.stream:
         call = replace(call, stream_interval=OUTPUT_INTERVAL)
     info = ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model)
     names = token_names(router, request) if needs_names else None
     builder = ChatBuilder(request, call, info, reading, names)
-    builder.forced_calls = forced
+    builder.forced_calls = reading if ends_at_repeat else None
     if request.resume_token_ids and not reading.is_plain:
         detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, params, prompt)
         received = await router.text.received(detokenizer, request.resume_token_ids)
@@ -110,13 +111,13 @@ def _check_resumption(request: ChatRequest, params: SamplingParams, tools: ToolU
         raise InvalidValueError("tools", len(tools.tools), limit)
 
 
-def _repeating(request: ChatRequest, tools: ToolUse | None) -> ToolUse | None:
-    """Return the tools of an answer that ends at a repeated call. Raise InvalidValueError."""
+def _ends_at_repeat(request: ChatRequest, tools: ToolUse | None) -> bool:
+    """Return whether an answer ends at a repeated call. Raise InvalidValueError."""
     if tools is None or not tools.ends_at_repeat:
-        return None
+        return False
     if request.receipt:
         raise InvalidValueError("receipt", True, "false where tool calls end at a repeated one")
-    return tools
+    return True
 
 
 async def _thinking_budget(
@@ -126,15 +127,13 @@ async def _thinking_budget(
 
     Raise InvalidValueError.
     """
-    count = request.thinking_token_budget
-    is_forced = reading.tools is not None and reading.tools.is_forced
+    count, syntax = request.thinking_token_budget, reading.syntax
     if count is None:
         return None
-    if request.is_structured or is_forced:
+    if reading.is_constrained and syntax is None:
         text = "ignored: the answer has no place for reasoning"
         context.warnings.append(RequestWarning("thinking_token_budget", text))
         return None
-    syntax = reading.syntax
     if syntax is None:
         limit = "left out unless the service has a reasoning parser with marks, such as qwen3"
         raise InvalidValueError("thinking_token_budget", count, limit)

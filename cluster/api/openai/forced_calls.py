@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.answer_reading import AnswerReading
+from cluster.api.openai.parsers.pieces import AnswerParser
 from cluster.api.openai.parsers.unique_calls import UniqueCalls
 from cluster.api.openai.streams import PromptOutput
 from specdec.types.responses import EngineOutput, FinishReason
+
+_Parsers = tuple[AnswerParser, UniqueCalls]
 
 OUTPUT_INTERVAL = 16
 """Tokens in an output of a response without streaming, so that a repeated call is noticed early."""
@@ -17,7 +20,7 @@ OUTPUT_INTERVAL = 16
 
 async def until_repeated(
     outputs: AsyncGenerator[PromptOutput, None],
-    tools: ToolUse,
+    reading: AnswerReading,
     num_choices: int,
     on_end: Callable[[EngineOutput, int], None],
 ) -> AsyncGenerator[PromptOutput, None]:
@@ -28,40 +31,42 @@ async def until_repeated(
 
     on_end: called with the last output of a choice, and the tokens of the longest choice so far.
     """
-    parsers = dict[int, UniqueCalls]()
+    parsers = dict[int, _Parsers]()
     going_on, num_tokens = set(range(num_choices)), Counter[int]()
     async with aclosing(outputs):
         async for each in outputs:
             output = each.output
             if output.choice not in going_on:
                 continue
-            parser = parsers.setdefault(output.choice, tools.unique_parser())
-            output = _up_to_repeated(output, parser)
-            if parser.has_ended or output.finish_reason is not None:
+            if output.choice not in parsers:
+                parsers[output.choice] = reading.forced_parser()
+            parser, calls = parsers[output.choice]
+            output = _up_to_repeated(output, parser, calls)
+            if calls.has_ended or output.finish_reason is not None:
                 going_on.remove(output.choice)
             num_tokens[output.choice] += len(output.token_ids)
-            is_last = not (going_on or parser.has_ended)
+            is_last = not (going_on or calls.has_ended)
             output = output._replace(num_output_tokens=num_tokens.total(), is_last=is_last)
-            end = _end(output, is_last=not going_on) if parser.has_ended else output
+            end = _end(output, is_last=not going_on) if calls.has_ended else output
             if end.finish_reason is not None:
                 on_end(end, max(num_tokens.values()))
             if not going_on:
                 await outputs.aclose()  # before the client reads: nothing is measured after the end
             yield PromptOutput(each.prompt, output)
-            if parser.has_ended:
+            if calls.has_ended:
                 yield PromptOutput(each.prompt, end)
             if not going_on:
                 return
 
 
-def _up_to_repeated(output: EngineOutput, parser: UniqueCalls) -> EngineOutput:
+def _up_to_repeated(output: EngineOutput, parser: AnswerParser, calls: UniqueCalls) -> EngineOutput:
     """Parse an output token by token; return it without what follows a repeated call."""
     end = 0
     for index, length in enumerate(output.text_lengths or (len(output.text),)):
         for _ in parser.feed(output.text[end : end + length]):
             pass
         end += length
-        if parser.has_ended:
+        if calls.has_ended:
             return _first_tokens(output, index + 1 if output.text_lengths else None, end)
     return output
 

@@ -181,8 +181,8 @@ def _outputs(
     outputs = generate_outputs(router, calls, arrival, deadline, on_admitted)
     if builder.forced_calls is None:
         return outputs
-    tools, num_choices = builder.forced_calls, calls[0].params.n
-    return until_repeated(outputs, tools, num_choices, arrival.on_choice_end)
+    reading, num_choices = builder.forced_calls, calls[0].params.n
+    return until_repeated(outputs, reading, num_choices, arrival.on_choice_end)
 
 
 def generate_outputs(

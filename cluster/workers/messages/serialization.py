@@ -8,7 +8,7 @@ The output of a step of decodes without drafts has a short form, as its rows hav
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
@@ -40,6 +40,7 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import Replay, SamplingRules, Verifier
 
@@ -194,7 +195,7 @@ def error_in(frames: Sequence[bytes]) -> str | None:
 
 
 def _encode_admission(admission: SequenceAdmission) -> list[Any]:
-    grammar = None if admission.grammar is None else vars(admission.grammar)
+    grammar = None if admission.grammar is None else asdict(admission.grammar)
     rules, verifier = _rule_values(admission.rules), _verifier_values(admission.rules.verifier)
     known = admission.seq_id, admission.num_prompt_tokens
     others = admission.token_ids, grammar, admission.is_trial, admission.snapshot
@@ -224,10 +225,15 @@ def _admission(
         num_prompt_tokens,
         SamplingRules(**known, verifier=Verifier(*verifier)),
         token_ids,
-        None if grammar is None else StructuredOutput(**grammar),
+        None if grammar is None else _grammar(**grammar),
         is_trial,
         None if snapshot is None else Snapshot(*snapshot),
     )
+
+
+def _grammar(reasoning: dict[str, Any] | None, **form: Any) -> StructuredOutput:
+    marks = None if reasoning is None else ReasoningMarks(**reasoning)
+    return StructuredOutput(**form, reasoning=marks)
 
 
 def _is_one_token(row: VerifiedRow) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Oneof, Options, enum_converter
+from specdec.types.errors import InvalidValueError
 from specdec.types.request import (
     ChatMessage,
     DetokenizeRequest,
@@ -42,11 +43,21 @@ SPECULATION = MessageCodec(
         converters={"acceptance_preset": Converter(_PRESETS.encode, _decode_preset)},
     ),
 )
+_STRUCTURE = MessageCodec(pb.StructuredOutput, StructuredOutput)
+
+
+def _encode_structure(form: StructuredOutput) -> pb.StructuredOutput:
+    if form.reasoning is not None:
+        limit = "left out: by gRPC the whole text is constrained"
+        raise InvalidValueError("structured_output.reasoning", form.reasoning, limit)
+    return _STRUCTURE.encode(form)
+
+
 SAMPLING = MessageCodec(
     pb.SamplingParams,
     SamplingParams,
     Options(
-        parts={"structured_output": MessageCodec(pb.StructuredOutput, StructuredOutput)},
+        converters={"structured_output": Converter(_encode_structure, _STRUCTURE.decode)},
         make=shared_params,
     ),
 )

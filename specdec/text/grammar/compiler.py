@@ -15,6 +15,7 @@ from llguidance import LLTokenizer
 
 from specdec.text.grammar.fair_queue import FairQueue
 from specdec.text.grammar.matcher import MAX_SHARING, Grammar, mask_words
+from specdec.text.grammar.reasoning import FreeText, ReasoningGrammar
 from specdec.text.grammar.translation import limits_lexemes, refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.grammar.vocabulary import GrammarVocabulary
@@ -26,6 +27,7 @@ from specdec.types.errors import (
     as_exception,
 )
 from specdec.types.request import OWN_PROCESS, Caller
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import StructuredOutput
 
 COMPILE_TIMEOUT_S = 1.9
@@ -48,6 +50,7 @@ MAX_WAITING_COPIES = 32
 
 MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
+MAX_CACHED_MARKS = 8
 
 _BYTES_PER_SECOND = 150e6
 """Upper bound of the allocation rate while compiling (docs/adr/0008), to estimate sizes from."""
@@ -119,12 +122,13 @@ class GrammarCompiler:
         self._tokenizer = Future[LLTokenizer]()
         self._prepared: list[Future[None]] = []
         self._trials = SimpleQueue[TrialProcess]()
+        self._free_texts: dict[ReasoningMarks, FreeText] = {}
         try:
-            vocabulary = GrammarVocabulary.of(tokenizer, vocab_size, eos_token_ids)
+            self._vocabulary = GrammarVocabulary.of(tokenizer, vocab_size, eos_token_ids)
         except UnsupportedModelError as error:
             self._tokenizer.set_exception(error)
         else:
-            self._start(vocabulary)
+            self._start(self._vocabulary)
         self._lock = Lock()  # guards the two below
         self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
         self._queue = FairQueue[_Compilation]()
@@ -307,14 +311,28 @@ class GrammarCompiler:
             raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
         compile_s = time.thread_time() - started_s
         rolls_back = spec.grammar is None or not limits_lexemes(spec.grammar)
-        return Grammar(
-            spec, matcher, self._text_mask, self._eos_token_ids, compile_s, rolls_back=rolls_back
-        )
+        parts = spec, matcher, self._text_mask, self._eos_token_ids, compile_s, rolls_back
+        if spec.reasoning is None:
+            return Grammar(*parts)
+        begins_inside = spec.reasoning.begins_inside
+        reasoning = self._free_text(replace(spec.reasoning, begins_inside=False))
+        return ReasoningGrammar(*parts, reasoning=reasoning, begins_inside=begins_inside)
+
+    def _free_text(self, marks: ReasoningMarks) -> FreeText:
+        """Return the text before an answer with these marks, of which a service has few."""
+        known = self._free_texts.get(marks)
+        if known is None:
+            known = FreeText(self._vocabulary, marks, len(self._text_mask))
+            with self._lock:
+                while len(self._free_texts) >= MAX_CACHED_MARKS:
+                    del self._free_texts[next(iter(self._free_texts))]
+                self._free_texts[marks] = known
+        return known
 
     def _try(self, spec: StructuredOutput) -> None:
         trial = self._trials.get()  # never blocks: more processes than threads
         try:
-            reason = trial.fault(spec)
+            reason = trial.fault(replace(spec, reasoning=None))
         finally:
             self._trials.put(trial)
         if reason is not None:

@@ -6,11 +6,13 @@ tokens are forced; elsewhere any tokenization of an allowed text is allowed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Self
 
 import numpy as np
 from llguidance import LLMatcher
@@ -73,7 +75,7 @@ class Grammar:
         copies = (self, *self.others)
         return copies[choice // MAX_SHARING % len(copies)]
 
-    def matcher(self) -> GrammarMatcher:
+    def matcher(self) -> TokenMatcher:
         """Make a matcher for one sequence, before its first token."""
         return GrammarMatcher(self)
 
@@ -82,12 +84,63 @@ class Grammar:
         self._exhausted.set()
 
 
-class GrammarMatcher:
+class TokenMatcher(ABC):
     """State of one sequence in a grammar. Not thread-safe.
 
     Every method raises GrammarError once the grammar has exceeded its limits of time and memory (an
     ambiguous grammar, a regular expression with too many states).
     """
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Return whether only an end-of-sequence token is allowed, or one was consumed."""
+
+    @abstractmethod
+    def advance(self, token_id: int) -> None:
+        """Consume a token; raise GrammarError, with the state unchanged, if it is not allowed."""
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """Return a matcher in the same state to advance and drop: it is never rolled back."""
+
+    @abstractmethod
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens. No mask may have been computed after any of them."""
+
+    @abstractmethod
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """Return the length of the prefix of `token_ids` that is allowed."""
+
+    @abstractmethod
+    def forced_tokens(self, limit: int) -> tuple[int, ...]:
+        """Return up to `limit` forced tokens, the only ones that are allowed; may be empty."""
+
+    @abstractmethod
+    def allowed_mask(self) -> NDArray[np.int32]:
+        """Return the mask of allowed tokens, int32 [num_words]: bit t % 32 of word t // 32.
+
+        The caller must not change it.
+        """
+
+    def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
+        """Return the masks after each prefix of `token_ids`, int32 [len(token_ids) + 1, num_words].
+
+        The state does not change. Masks after an invalid token allow all tokens, since they are
+        never used.
+        """
+        there, num_valid = self.copy(), self.num_valid(token_ids)
+        first = there.allowed_mask()
+        masks = np.full((len(token_ids) + 1, len(first)), ALL_ALLOWED)
+        masks[0] = first
+        for index in range(num_valid):
+            there.advance(token_ids[index])
+            masks[index + 1] = there.allowed_mask()
+        return masks
+
+
+class GrammarMatcher(TokenMatcher):
+    """State of one sequence in a grammar of the whole output."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -100,13 +153,13 @@ class GrammarMatcher:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether only an end-of-sequence token is allowed, or one was consumed."""
+        """See TokenMatcher."""
         is_stopped = self._matcher.is_stopped()
         self._check()
         return is_stopped
 
     def advance(self, token_id: int) -> None:
-        """Consume a token; raise GrammarError, with the state unchanged, if it is not allowed."""
+        """See TokenMatcher."""
         if self.is_finished and token_id in self._grammar.eos_token_ids:
             self._num_ends_after_stop += 1
             return
@@ -118,14 +171,14 @@ class GrammarMatcher:
         if self._earlier is not None and earlier is not None:
             self._earlier.append(earlier)
 
-    def copy(self) -> GrammarMatcher:
-        """Return a matcher in the same state to advance and drop: it is never rolled back."""
+    def copy(self) -> Self:
+        """See TokenMatcher."""
         there = copy(self)
         there._matcher, there._earlier = self._matcher.deep_copy(), None
         return there
 
     def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens. No mask may have been computed after any of them.
+        """See TokenMatcher.
 
         llguidance keeps its last mask, and returns it for a text of as many lexemes after these.
         """
@@ -145,7 +198,7 @@ class GrammarMatcher:
             self._matcher = self._earlier.pop()
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
-        """Return the length of the prefix of `token_ids` that is allowed."""
+        """See TokenMatcher."""
         num_valid = self._num_consumable(list(token_ids))
         self._check()
         rest = token_ids[num_valid:]
@@ -161,7 +214,7 @@ class GrammarMatcher:
         return int(self._matcher.deep_copy().try_consume_tokens(token_ids))
 
     def forced_tokens(self, limit: int) -> tuple[int, ...]:
-        """Return up to `limit` forced tokens, the only ones that are allowed; may be empty."""
+        """See TokenMatcher."""
         if limit <= 0:
             return ()
         forced = self._matcher.compute_ff_tokens()
@@ -169,25 +222,11 @@ class GrammarMatcher:
         return tuple(forced[:limit])
 
     def allowed_mask(self) -> NDArray[np.int32]:
-        """Return the mask of allowed tokens, int32 [num_words]: bit t % 32 of word t // 32."""
+        """See TokenMatcher."""
         words = self._matcher.compute_bitmask()
         self._check()
         text_mask = self._grammar.text_mask
         return np.frombuffer(words, np.int32, len(text_mask)) & text_mask
-
-    def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """Return the masks after each prefix of `token_ids`, int32 [len(token_ids) + 1, num_words].
-
-        The state does not change. Masks after an invalid token allow all tokens, since they are
-        never used.
-        """
-        masks = np.full((len(token_ids) + 1, len(self._grammar.text_mask)), ALL_ALLOWED)
-        there, num_valid = self.copy(), self.num_valid(token_ids)
-        for index in range(num_valid + 1):
-            masks[index] = there.allowed_mask()
-            if index < num_valid:
-                there.advance(token_ids[index])
-        return masks
 
     def _is_finished_after(self, token_ids: Sequence[int]) -> bool:
         there = self.copy()
@@ -314,7 +353,7 @@ class OutputConstraint:
             places[node], masks[node] = there, self._mask(there, len(path))
         return masks
 
-    def _mask(self, there: GrammarMatcher, offset: int) -> NDArray[np.int32]:
+    def _mask(self, there: TokenMatcher, offset: int) -> NDArray[np.int32]:
         """Return the allowed tokens of a matcher, `offset` tokens after the last verified one."""
         return self._without_end(there.allowed_mask(), offset)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -56,6 +57,11 @@ class GrammarVocabulary:
         special = sorted(each for each in tokenizer.special_token_ids if each < vocab_size)
         return cls(tokenizer.to_json(), tuple(texts), tuple({*special, *eos}), eos)
 
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of each token, those of a special token its name."""
+        return [text.encode("latin-1") for text in self.texts]
+
     def to_json(self) -> str:
         """Return its fields as an object of JSON."""
         return json.dumps(asdict(self))
@@ -72,7 +78,7 @@ class _TextTokenizer:
     bos_token_id = None
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self.tokens = [text.encode("latin-1") for text in vocabulary.texts]
+        self.tokens = vocabulary.tokens
         self.special_token_ids = list(vocabulary.special_token_ids)
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self._backend = Backend.from_str(vocabulary.tokenizer_json)

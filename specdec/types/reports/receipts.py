@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NoReturn, TypeVar
 
 from specdec.types.errors import InvalidValueError
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import (
     MAX_CHOICES,
     SEED_LIMIT,
@@ -236,9 +237,10 @@ def parameters_of(params: SamplingParams, resolved: SamplingDefaults) -> dict[st
             kept[name] = value
     if params.logit_bias:
         kept["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-    if params.structured_output is not None:
-        kind = params.structured_output.kind
-        kept["structured_output"] = {kind: getattr(params.structured_output, kind)}
+    if (form := params.structured_output) is not None:
+        kept["structured_output"] = {form.kind: getattr(form, form.kind)}
+        if form.reasoning is not None:
+            kept["structured_output"]["reasoning"] = asdict(form.reasoning)
     return kept
 
 
@@ -252,9 +254,15 @@ def params_from(parameters: Mapping[str, Any]) -> SamplingParams:
     if (biases := given.get("logit_bias")) is not None:
         given["logit_bias"] = _biases(_mapping("receipt.parameters.logit_bias", biases))
     if (form := given.get("structured_output")) is not None:
-        form = _mapping("receipt.parameters.structured_output", form)
-        given["structured_output"] = _record(StructuredOutput, "structured_output", form)
+        given["structured_output"] = _form(_mapping("receipt.parameters.structured_output", form))
     return SamplingParams(**given)
+
+
+def _form(given: Mapping[str, Any]) -> StructuredOutput:
+    if (marks := given.get("reasoning")) is not None:
+        name = "structured_output.reasoning"
+        given = {**given, "reasoning": _record(ReasoningMarks, name, _mapping(name, marks))}
+    return _record(StructuredOutput, "structured_output", given)
 
 
 def _biases(given: Mapping[str, Any]) -> dict[int, Any]:

@@ -11,6 +11,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.types.errors import InvalidValueError
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.vllm_sampling import accepts_vllm_names
 from specdec.types.validation import (
     check_text,
@@ -123,7 +124,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """Constraint on the whole text of an output. Exactly one of the fields is given.
+    """Constraint on the whole text of an output. Exactly one form is given.
 
     json_schema: JSON that is valid under the schema (drafts 4 to 2020-12), without whitespace
         between its parts. A known keyword that cannot be enforced is rejected, never ignored.
@@ -133,6 +134,7 @@ class StructuredOutput:
     grammar: a context-free grammar, in the EBNF of llguidance's Lark (`start: ...`) or in
         llama.cpp's GBNF (`root ::= ...`).
     choice: one of these texts.
+    reasoning: of reasoning before the text, which may then be any text; None allows none.
     """
 
     json_schema: str | None = None
@@ -140,13 +142,15 @@ class StructuredOutput:
     regex: str | None = None
     grammar: str | None = None
     choice: tuple[str, ...] | None = None
+    reasoning: ReasoningMarks | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "structured_output.")
-        num_texts = 1 if self.choice is None else len(self.choice)
-        require_count("structured_output.choice", num_texts, 1, MAX_OUTPUT_CHOICES, "strings")
+        if self.choice is not None:
+            count = len(self.choice)
+            require_count("structured_output.choice", count, 1, MAX_OUTPUT_CHOICES, "strings")
         if len(self._given) != 1:
-            limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
+            limit = f"exactly one of {', '.join(_FORMS)}"
             raise InvalidValueError("structured_output", self._given, limit)
         check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
         check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
@@ -156,15 +160,15 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The field that is given."""
+        """The form that is given."""
         return self._given[0]
 
     @property
     def _given(self) -> list[str]:
-        return [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
+        return [name for name in _FORMS if getattr(self, name) not in (None, False)]
 
 
-_NOT_GIVEN = (None, False)
+_FORMS = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 
 class StructuredOutputsParams(StructuredOutput):
@@ -369,10 +373,8 @@ class SamplingParams:
             raise InvalidValueError("max_tokens", self.max_tokens, "at least 1")
         most = _INT32_LIMIT - 1 if self.max_tokens is None else self.max_tokens
         if not 0 <= self.min_tokens <= most:
-            limit = (
-                f"from 0 to {most}" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
-            )
-            raise InvalidValueError("min_tokens", self.min_tokens, limit)
+            most_named = most if self.max_tokens is None else f"max_tokens ({most})"
+            raise InvalidValueError("min_tokens", self.min_tokens, f"from 0 to {most_named}")
         if self.seed is not None and not -SEED_LIMIT <= self.seed < SEED_LIMIT:
             raise InvalidValueError("seed", self.seed, "from -2^63 to 2^63 - 1")
 

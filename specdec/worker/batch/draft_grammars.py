@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.text.grammar.compiler import GrammarCompiler
-from specdec.text.grammar.matcher import GrammarMatcher
+from specdec.text.grammar.matcher import TokenMatcher
 from specdec.types.errors import GrammarError, SpecdecError
 from specdec.types.messages import SequenceAdmission, StepInput
 
@@ -14,7 +14,7 @@ from specdec.types.messages import SequenceAdmission, StepInput
 class _Follower:
     """The matcher of one sequence, and the output tokens that it has consumed."""
 
-    def __init__(self, matcher: GrammarMatcher, num_prompt_tokens: int) -> None:
+    def __init__(self, matcher: TokenMatcher, num_prompt_tokens: int) -> None:
         self.matcher = matcher
         self._num_prompt_tokens = num_prompt_tokens
         self._tokens: list[int] = []

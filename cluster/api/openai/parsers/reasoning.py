@@ -18,6 +18,7 @@ from cluster.api.openai.parsers.pieces import (
     TrailingSpace,
     first_mark,
 )
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 
 _State = Literal["start", "reasoning", "answer"]
 
@@ -28,13 +29,15 @@ class ReasoningSyntax:
 
     openings, closings: marks around the reasoning, which comes first. begins_inside: whether a text
     without any mark is reasoning; where the prompt does not show it, that of the family. has_begun:
-    whether the model continues a text in the prompt, which no opening mark can follow.
+    whether the model continues a text in the prompt, which no opening mark can follow. has_ended:
+    whether the reasoning has ended in the prompt.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
     begins_inside: bool = False
     has_begun: bool = False
+    has_ended: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -51,7 +54,15 @@ class ReasoningSyntax:
         """Return the syntax of the rest of an answer that begins with `start` in the prompt."""
         opened, closed = _last_end(start, self.openings), _last_end(start, self.closings)
         has_begun = bool(start[max(opened, closed) :].strip())
-        return replace(self, begins_inside=opened > closed, has_begun=has_begun)
+        ended = closed > opened
+        return replace(self, begins_inside=opened > closed, has_begun=has_begun, has_ended=ended)
+
+    @property
+    def before_constrained(self) -> ReasoningMarks | None:
+        """The marks of reasoning before a text that a grammar constrains; None if there is none."""
+        if not self.begins_inside and (self.has_begun or self.has_ended):
+            return None
+        return ReasoningMarks(self.openings, self.closings, self.begins_inside)
 
 
 _THINK = ("<think>",), ("</think>",)

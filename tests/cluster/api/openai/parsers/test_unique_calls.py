@@ -3,6 +3,7 @@
 
 import pytest
 
+from cluster.api.openai.answer_reading import AnswerReading
 from cluster.api.openai.builders import matched_stop
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.forced_calls import until_repeated
@@ -64,6 +65,11 @@ def test_what_is_cut_within_a_possible_repetition_is_no_call():
     assert len(read(parser(), [cut])[2]) == 2
 
 
+def reading(reasoning=None):
+    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
+    return AnswerReading(tools, reasoning, is_constrained=True)
+
+
 def output(text, choice=0, reason=None):
     return EngineOutput("r", (1,), text, reason, 3, 5, SpeculationStats(), choice=choice)
 
@@ -81,7 +87,6 @@ async def outputs(closed, *given):
 
 
 async def test_generation_ends_once_no_choice_goes_on():
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     one, closed = texts(("a", 1)), []
     given = [
         output(one, 0),
@@ -96,7 +101,7 @@ async def test_generation_ends_once_no_choice_goes_on():
     def on_end(each, longest):
         ends.append((each.choice, each.is_last, each.num_output_tokens, longest))
 
-    async for each in until_repeated(outputs(closed, *given), tools, 2, on_end):
+    async for each in until_repeated(outputs(closed, *given), reading(), 2, on_end):
         found.append(each.output)
         assert closed == [True] * each.output.is_last, "nothing comes after the end"
     assert [(each.choice, each.finish_reason) for each in found] == [
@@ -112,19 +117,20 @@ async def test_generation_ends_once_no_choice_goes_on():
 
 
 async def test_a_limit_of_length_at_a_repeated_call_is_none():
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
     given = output(texts(("a", 1), ("a", 1)), 0, FinishReason.LENGTH)
-    ended = until_repeated(outputs([], given), tools, 1, ignored)
+    ended = until_repeated(outputs([], given), reading(), 1, ignored)
     cut, end = [each.output async for each in ended]
     assert (cut.finish_reason, cut.is_last) == (None, False)
     assert (end.finish_reason, end.is_last) == (FinishReason.STOP, True)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5, 16, 400])
-async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(interval):
-    """Each character is a token; the third call repeats the first."""
-    tools = ToolUse(TOOLS, TOOLS, HERMES, None, True, True, False, HERMES)
-    text = texts(*[("a", 1), ("a", 2), ("a", 1), ("a", 3), ("a", 4)])
+@pytest.mark.parametrize("parser", [None, "qwen3"])
+async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(interval, parser):
+    """Each character is a token; the third call repeats the first. Reasoning has no calls."""
+    twice = texts(("a", 1), ("a", 1))
+    thought = f"<think>{twice}</think>\n\n" if parser else ""
+    text = thought + texts(*[("a", 1), ("a", 2), ("a", 1), ("a", 3), ("a", 4)])
     given = [
         EngineOutput(
             "r",
@@ -138,10 +144,10 @@ async def test_an_answer_ends_at_the_same_token_however_many_an_output_has(inter
         )
         for start in range(0, len(text), interval)
     ]
-    ended = until_repeated(outputs([], *given), tools, 1, ignored)
+    ended = until_repeated(outputs([], *given), reading(parser), 1, ignored)
     found = [each.output async for each in ended]
     token_ids = [token for each in found for token in each.token_ids]
-    kept = texts(("a", 1), ("a", 2), ("a", 1)).rindex("1}") + len("1}")
+    kept = (thought + texts(("a", 1), ("a", 2), ("a", 1))).rindex("1}") + len("1}")
     assert "".join(map(chr, token_ids)) == "".join(each.text for each in found) == text[:kept]
     assert found[-1].num_output_tokens == kept
     assert matched_stop(found[-1]) is None
