@@ -9,6 +9,7 @@ from specdec.client.calls import generate_message
 from specdec.client.codec import admin
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import (
     VERIFIERS,
     SamplingParams,
@@ -105,6 +106,13 @@ def test_requests_round_trip(prompt, params):
 def test_every_structure_arrives(structure):
     params = SamplingParams(structured_output=structure)
     assert decode_generate(generate_message("Hi", params, {})).params == params
+
+
+def test_reasoning_is_not_dropped():
+    marks = ReasoningMarks((), ("</think>",))
+    params = SamplingParams(structured_output=StructuredOutput(regex="a", reasoning=marks))
+    with pytest.raises(InvalidValueError, match="must be left out: by gRPC"):
+        generate_message("Hi", params, {})
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

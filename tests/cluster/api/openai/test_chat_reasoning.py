@@ -165,6 +165,16 @@ async def test_the_rendered_prompt_opens_or_closes_the_reasoning(http, parser, i
     assert counted == (20 if is_on else 0)
 
 
+async def test_a_format_follows_only_reasoning_that_the_prompt_opens(http, parser):
+    """With a budget, since the random model writes no mark."""
+    for is_on in (True, False):
+        changes = {"guided_choice": ["yes", "no"], "thinking_token_budget": 5, "max_tokens": 60}
+        changes |= {"chat_template_kwargs": {"enable_thinking": is_on}}
+        message = (await ask(http, **changes))["choices"][0]["message"]
+        assert message["content"] in ("yes", "no")
+        assert ("reasoning_content" in message) == is_on
+
+
 async def test_reasoning_that_is_closed_in_the_prompt_has_no_budget(http, parser):
     changes = {"max_tokens": 30, "chat_template_kwargs": {"enable_thinking": False}}
     plain = await ask(http, **changes)

@@ -39,6 +39,7 @@ def thinking(router, monkeypatch):
         syntax = ReasoningSyntax(("<think>",), closings, begins_inside)
         monkeypatch.setitem(SYNTAXES, "qwen3", syntax)
         monkeypatch.setattr(router, "config", replace(router.config, reasoning_parser="qwen3"))
+        monkeypatch.setattr(router, "new_seed", lambda: 3)
 
     return think
 

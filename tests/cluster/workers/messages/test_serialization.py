@@ -40,6 +40,7 @@ from specdec.types.messages import (
     VerifyOutput,
     head_drafting,
 )
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import StructuredOutput
 from specdec.types.sampling.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
@@ -130,8 +131,9 @@ RULES = st.builds(
     allowed_token_ids=st.none() | TOKENS,
     verifier=st.builds(Verifier, threshold=FLOATS),
 )
+MARKS = ReasoningMarks(("b",), ("c", "d"), begins_inside=True)
 GRAMMARS = st.none() | st.sampled_from(
-    [StructuredOutput(json_schema="{}"), StructuredOutput(choice=("a", "ü"))]
+    [StructuredOutput(json_schema="{}"), StructuredOutput(choice=("a", "ü"), reasoning=MARKS)]
 )
 SNAPSHOTS = st.builds(Snapshot, INT32, INT32)
 STEPS = st.builds(

@@ -4,6 +4,7 @@
 """Receipts of real answers: verified by other implementations, and every change is found."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from specdec.llm.receipts.transformers_replay import TransformersReplayer
 from specdec.llm.receipts.verification import verify_receipt
 from specdec.types.errors import GrammarError, InvalidValueError, UnsupportedModelError
 from specdec.types.reports.receipts import Opening, Receipt, Statement
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.engines import engine_config, local_engine, request
 from tests.specdec.fakes import run_ranks
@@ -286,6 +288,25 @@ def test_an_llm_verifies_grammars_and_refuses_nothing_else(tiny_model_dir, trans
     large = replace(transformers_replayer.receipt_model, max_model_len=512)
     transformers_replayer.receipt_model = large
     assert verify_receipt(receipt, transformers_replayer).is_verified
+
+
+def test_an_answer_after_reasoning_is_verified(tiny_model_dir):
+    marks = ReasoningMarks((), (*"aeiou",), begins_inside=True)
+    spec = StructuredOutput(regex="[a-z ]{40}", reasoning=marks)
+    params = SamplingParams(temperature=1.0, max_tokens=40, structured_output=spec, seed=5)
+    with LLM(str(tiny_model_dir), speculative_config=None, device="cpu") as llm:
+        [output] = llm.generate({"prompt_token_ids": PROMPT}, params, False)
+        text = output.outputs[0].text
+        assert re.fullmatch(r"(?s:.+?)[aeiou]\s{0,4}[a-z ]+", text)
+        assert re.search("[^a-z ]", text)
+        answer = Answer(request("r", PROMPT, seed=5))
+        grammar = llm._llm_engine.compile(spec, 1)
+        answer.request = replace(answer.request, params=params, grammar=grammar)
+        answer.add(local_end(output.outputs[0]))
+        receipt = SteppedReplayer(tiny_model_dir, None, 512).receipt(answer)
+        assert llm.verify(receipt).outcome is Outcome.EQUAL
+        bad = resigned(receipt, token_at={len(output.outputs[0].token_ids) - 2: 0})
+        assert llm.verify(bad).choices[0].impossible.margin is None, "the grammar masks the token"
 
 
 def test_a_failed_grammar_leaves_an_answer_unverified(receipts, replayer, monkeypatch):

@@ -10,7 +10,7 @@ from specdec.text.grammar.compiler import GrammarCompiler
 from specdec.text.grammar.matcher import MAX_EARLIER_STATES, OutputConstraint
 from specdec.text.grammar.reasoning import MAX_SPACES, FreeText, Part, Place
 from specdec.text.grammar.vocabulary import GrammarVocabulary
-from specdec.types.errors import GrammarError, InvalidValueError
+from specdec.types.errors import GrammarError
 from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import StructuredOutput
 from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed
@@ -288,23 +288,3 @@ def test_copies_share_the_text_before_the_answer(tokenizer):
     assert inside.of_choice(39) is not inside
     assert not hasattr(plain, "reasoning")
     compiler.close()
-
-
-@pytest.mark.parametrize(
-    ("marks", "field"),
-    [
-        ({"closings": ()}, "reasoning.closings length"),
-        ({"closings": ("",)}, r"reasoning.closings\[0\]"),
-        ({"closings": ("a",), "openings": ("\ud800",)}, r"reasoning.openings\[0\]"),
-        ({"closings": ("a",), "begins_inside": 1}, "reasoning.begins_inside"),
-        ({"closings": ("a",) * 17}, "reasoning.closings"),
-    ],
-)
-def test_marks_are_validated(marks, field):
-    with pytest.raises(InvalidValueError, match=f"structured_output.{field}"):
-        ReasoningMarks(**marks)
-
-
-def test_reasoning_is_no_form(compiler):
-    with pytest.raises(InvalidValueError, match="exactly one of json_schema"):
-        StructuredOutput(reasoning=INSIDE)

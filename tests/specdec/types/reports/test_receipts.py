@@ -18,6 +18,7 @@ from specdec.types.reports.receipts import (
     params_from,
     prompt_digest,
 )
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import (
     SamplingDefaults,
     SamplingParams,
@@ -86,7 +87,8 @@ def test_a_parameter_without_a_value_is_missing(name):
         params_from({**kept, name: None})
 
 
-def test_parameters_that_determine_tokens_are_read_back():
+@pytest.mark.parametrize("reasoning", [None, ReasoningMarks(("a", "b"), ("c",), True)])
+def test_parameters_that_determine_tokens_are_read_back(reasoning):
     params = SamplingParams(
         temperature=0.5,
         top_k=3,
@@ -95,7 +97,7 @@ def test_parameters_that_determine_tokens_are_read_back():
         bad_words=("a",),
         allowed_token_ids=(1, 7),
         stop=("end",),
-        structured_output=StructuredOutput(choice=("a", "b")),
+        structured_output=StructuredOutput(choice=("a", "b"), reasoning=reasoning),
         logprobs=3,
     )
     kept = parameters_of(params, params.resolved(SamplingDefaults(top_p=0.25)))
@@ -103,6 +105,15 @@ def test_parameters_that_determine_tokens_are_read_back():
     assert "logprobs" not in kept
     read = params_from(json.loads(json.dumps(kept)))
     assert parameters_of(read, read.resolved(SamplingDefaults())) == kept
+    assert read.structured_output == params.structured_output
+
+
+@pytest.mark.parametrize("marks", [7, {}, {"closings": ["a"], "other": 1}])
+def test_marks_that_are_none_are_rejected(marks):
+    kept = parameters_of(SamplingParams(), SamplingDefaults())
+    form = {"regex": "a", "reasoning": marks}
+    with pytest.raises(InvalidValueError, match=r"structured_output\.reasoning"):
+        params_from({**kept, "structured_output": form})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 """Reasoning is separated from the answer, however the text is split."""
 
 import json
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -23,8 +22,6 @@ from cluster.config.serve_config import ReasoningParserName
 from cluster.replica.preprocessor import TokenTexts
 from specdec.types.reports.stats import SpeculationStats
 from specdec.types.responses import EngineOutput, FinishReason
-from specdec.types.sampling.reasoning_marks import ReasoningMarks
-from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS, Output
 from tests.cluster.api.openai.parsers.test_tool_families import read
 
@@ -329,51 +326,6 @@ def request(**changes):
 def reading_of(parser, tools=None, special=(), **changes):
     form = tools.model_form if tools else changes.pop("form", HERMES)
     return answer_reading(request(**changes), tools, form, parser, lambda text: text in special)
-
-
-STRUCTURED = (
-    {"response_format": {"type": "json_object"}},
-    {"guided_regex": "a"},
-    {"structured_outputs": {"choice": ["a"]}},
-)
-
-
-def test_a_grammar_follows_reasoning():
-    assert reading_of("qwen3").reasoning == "qwen3"
-    assert reading_of("none").reasoning is None
-    params = SamplingParams(structured_output=StructuredOutput(regex="a"))
-    for changes in STRUCTURED:
-        assert reading_of("none", **changes).constrained(params) is params
-        for prefix, begins_inside in (("", True), ("<think>\n", True)):
-            reading = replace(reading_of("deepseek_r1", **changes), prefix=prefix)
-            made = reading.constrained(params).structured_output
-            expected = ReasoningMarks(("<think>",), ("</think>",), begins_inside)
-            assert made == replace(params.structured_output, reasoning=expected)
-        for prefix in ("<think>\n\n</think>\n\n", "The answer"):
-            reading = replace(reading_of("deepseek_r1", **changes), prefix=prefix)
-            assert reading.constrained(params) == params
-    optional = reading_of("qwen3", use(HERMES, is_forced=True)).constrained(params)
-    assert not optional.structured_output.reasoning.begins_inside
-    for reading in (reading_of("qwen3", response_format={"type": "text"}), reading_of("qwen3")):
-        assert reading.reasoning == "qwen3"
-        assert reading.constrained(params) is params
-
-
-def test_a_grammar_leaves_no_place_for_channels():
-    for changes in STRUCTURED:
-        assert reading_of("gpt_oss", **changes).is_plain
-        assert not reading_of("gpt_oss", **changes, special=("<|channel|>",)).shows_special_tokens
-
-
-def test_calls_end_no_reasoning_that_a_grammar_follows():
-    """Its mark must come: the calls before it would not be constrained."""
-    call = HERMES.write("find", {})
-    free, forced = (reading_of("qwen3", use(HERMES, is_forced=each)) for each in (False, True))
-    text = f"<think>a{call}"
-    assert [*free.parser().feed(text), *free.parser().finish()] != []
-    parser = forced.parser()
-    assert "".join(each.text for each in (*parser.feed(text), *parser.finish())) == f"a{call}"
-    assert parser.num_calls == 0
 
 
 def test_marks_that_are_special_tokens_are_shown():
