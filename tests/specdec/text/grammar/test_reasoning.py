@@ -207,9 +207,9 @@ def test_masks_advances_and_validity_agree_and_are_undone(after, spell, rng, mar
     text = f"{marks.openings[0]}a{marks.closings[0]}\nabx!"
     likely = sorted({*spell(text), *spell(text, is_split=False), *EOS})
     num_finished = 0
-    for _ in range(60):
+    for _ in range(30):
         here, path = after(marks, **spec), []
-        for _ in range(40):
+        for _ in range(25):
             mask = allowed(here.copy().allowed_mask())
             for token in rng.choice(likely, 4).tolist():
                 assert here.num_valid([token]) == (token in mask)
