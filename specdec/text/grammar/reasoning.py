@@ -132,12 +132,15 @@ class FreeText:
     def _decisive_tokens(self) -> Iterator[int]:
         """Yield the tokens that may not continue reasoning, or may come before or after it."""
         parts = b"\xff".join(self._marks)  # a byte that no text has
+        first_bytes, shortest = frozenset(parts + _SPACE), min(map(len, self._marks))
         ends = tuple({mark[start:] for mark in self._marks for start in range(len(mark))})
         for token_id, text in enumerate(self._tokens):
             if not text or token_id in self._hidden:
                 continue
-            is_part = text.strip(_SPACE) in parts
-            if is_part or text.startswith(ends) or any(mark in text for mark in self._marks):
+            is_part = text[0] in first_bytes and (
+                text.startswith(ends) or text.strip(_SPACE) in parts
+            )
+            if is_part or (len(text) > shortest and any(mark in text for mark in self._marks)):
                 yield token_id
 
 
