@@ -88,6 +88,7 @@ class EmbeddedIngress:
                 host=config.host,
                 port=config.http_port,
                 http=BoundedConnection,
+                ws="none",  # a WebSocket is refused as an HTTP request, by its path and method
                 timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",  # no application has one, and force_exit would not end it
                 log_config=None,  # otherwise its loggers get separate handlers

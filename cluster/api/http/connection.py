@@ -122,19 +122,15 @@ class BoundedConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            elif self._offers_upgrade:
+            if self._offers_upgrade:
                 self._ignore_upgrade()
                 return int(upgrade.args[0])
         return len(data)
 
     @property
     def _offers_upgrade(self) -> bool:
-        """Return whether a request offers to go on in another protocol, which is not served."""
-        if not self.parser.should_upgrade() or self.parser.get_method() == b"CONNECT":
-            return False
-        return not self._should_upgrade()
+        """Return whether a request offers to go on in another protocol; none is served."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _ignore_upgrade(self) -> None:
         """Parse the head of a request again, without its offer (RFC 9110, section 7.8).
@@ -155,7 +151,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_receive_timer()
         self._num_unparsed = 0
         self.scope["state"][CONNECTION_LOST] = self._lost
-        app, former = self.app, self.cycle
+        app = self.app
         num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         if num_bytes > MAX_HEADER_BYTES:
             self.app = _respond_431
@@ -163,10 +159,9 @@ class BoundedConnection(HttpToolsProtocol):
             self.app = partial(_respond_unchunked, self.app)
         super().on_headers_complete()
         self.app = app
-        if self.cycle is not former:  # otherwise a WebSocket
-            own: Any = _ResponseTransport(self.transport, self.loop)  # all that a response uses
-            self.cycle.transport = own
-            self.cycle.on_response = partial(self._on_response, own)
+        own: Any = _ResponseTransport(self.transport, self.loop)  # all that a response uses
+        self.cycle.transport = own
+        self.cycle.on_response = partial(self._on_response, own)
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
@@ -213,13 +208,6 @@ class BoundedConnection(HttpToolsProtocol):
     def _is_between_requests(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
-
-    def handle_websocket_upgrade(self) -> None:
-        """Begin a WebSocket."""
-        if self._is_lingering:
-            self.transport.close()
-        else:
-            super().handle_websocket_upgrade()
 
     def close_after(self, own: Any) -> None:
         """Close the connection; if the last response is complete, after what still arrives.

@@ -19,6 +19,10 @@ OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings:
 """As Java's HttpClient sends it with each request without TLS."""
 
 TWO_HEADERS = b"connection: upgrade\r\nconnection: keep-alive\r\nupgrade: h2c\r\n"
+WEBSOCKET = (
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 INNER = b"GET /inner HTTP/1.1\r\n\r\n"
 """A body that would be answered if it were taken for a request."""
 
@@ -62,7 +66,9 @@ async def echo(scope, receive, send):
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@pytest.mark.parametrize("offer", [OFFER, TWO_HEADERS], ids=["one header", "two headers"])
+@pytest.mark.parametrize(
+    "offer", [OFFER, TWO_HEADERS, WEBSOCKET], ids=["one header", "two headers", "WebSocket"]
+)
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(
     ("framing", "body"),
