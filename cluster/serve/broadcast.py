@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from cluster.api.base.operator_service import ReplicaOrders
 from cluster.control.peers import ROUTER
@@ -20,7 +21,7 @@ from cluster.replica.orders import (
 from cluster.replica.replica_router import ReplicaRouter
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.reports.profile import ProfileOrder, ProfileReport
 from specdec.types.samples import SampleBatch, SampleOrder
 
@@ -97,10 +98,17 @@ class Broadcast:
         return all_flushed(await self._send("flush_own_cache"))
 
     async def _send(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method of every replica; return the results, with the errors among them."""
+        """Call a method of every replica; return the results, with the errors among them.
+
+        Raises NotReadyError while Serve knows no replica, as in the first moment after a start.
+        """
         handle = serve.get_deployment_handle(ROUTER, self._application)
         responses = handle.broadcast(method, *arguments)
-        return list(await responses.results_async(return_exceptions=True))
+        try:
+            return list(await responses.results_async(return_exceptions=True))
+        except (RayError, RayServeException) as error:
+            message = "no replica can be reached: the service is starting or stopping"
+            raise NotReadyError(message) from error
 
 
 class BroadcastReceiver:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.replica.orders import AbortOrder
 from cluster.serve import broadcast
@@ -86,6 +87,19 @@ async def test_the_caches_of_all_replicas_are_flushed_together(orders_to):
         assert await orders_to(*map(CacheAlone, flushed)).flush_caches() == all(flushed)
     with pytest.raises(NotReadyError, match="a replica did not answer"):
         await orders_to(CacheAlone(True), CacheAlone(None)).flush_caches()
+
+
+async def test_orders_are_refused_for_a_retry_while_serve_knows_no_replica(monkeypatch):
+    async def results_async(return_exceptions):
+        raise DeploymentUnavailableError("Router")
+
+    responses = SimpleNamespace(results_async=results_async)
+    handle = SimpleNamespace(broadcast=lambda *call: responses)
+    monkeypatch.setattr(broadcast.serve, "get_deployment_handle", lambda *names: handle)
+    orders = Broadcast("app", "r1", CacheAlone(True)).orders
+    for order in (orders.flush_caches(), orders.abort(AbortOrder("mine", Caller("ann")))):
+        with pytest.raises(NotReadyError, match="starting or stopping"):
+            await order
 
 
 async def test_a_profile_is_taken_of_the_replica_that_the_order_names(orders_to):
