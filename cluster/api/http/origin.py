@@ -30,6 +30,8 @@ from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import ForeignPageError, InvalidValueError, UnknownHostError
 
 _JSON = "application/json"
+_NO_FORM = ("", "application/octet-stream")
+"""Types of a request without a body that no form can have; aiohttp sends the latter with each."""
 _ALLOWED_SITES = ("same-origin", "none")  # none: the user, not a page, made the request
 _LOOPBACK_NAMES = ("localhost", "*.localhost")
 
@@ -92,11 +94,11 @@ class CheckHost:
 def require_same_origin(request: Request) -> None:
     """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON.
 
-    A request without body and content type is not a form.
+    A request without a body need not be JSON, unless a form can have its content type.
     """
     _require_own_page(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != _JSON and (content_type or _has_body(request)):
+    if content_type != _JSON and (content_type not in _NO_FORM or _has_body(request)):
         raise InvalidValueError("content-type", content_type, _JSON)
 
 

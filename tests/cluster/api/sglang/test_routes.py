@@ -139,7 +139,12 @@ async def test_the_cache_is_flushed_while_nothing_runs(http, router, monkeypatch
     form = await http.post("/flush_cache", content=b"a=b")
     assert form.json()["error"]["param"] == "content-type"
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
-    assert (await http.post("/reset_prefix_cache")).status_code == 200, "vLLM's name"
+    by_aiohttp = {"content-type": "application/octet-stream"}  # of every request without a body
+    reset = await http.post("/reset_prefix_cache", headers=by_aiohttp)
+    assert reset.status_code == 200, "vLLM's name"
+    for kind, body in (("application/octet-stream", b"{}"), ("text/plain", b"")):
+        refused = await http.post("/flush_cache", content=body, headers={"content-type": kind})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content-type")
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
     assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
     running = await running_request(http, router, monkeypatch)
