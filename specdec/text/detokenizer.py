@@ -230,14 +230,14 @@ class IncrementalDetokenizer:
 
     def skip(self) -> None:
         """Add a token that is not part of the text: the one that ends it."""
-        self._ends.append(len(self._text))
+        self._ends.append(self._final_end())
 
     def take(self) -> str:
         """Return the text that is final and was not returned before; it may be empty.
 
         Incomplete characters and a possible start of a stop string are held back.
         """
-        return self._take(self._final_end())
+        return self._take(self._ends[-1] if self._ends else self._final_end())
 
     def flush(self) -> str:
         """Return the rest, with an incomplete character as U+FFFD. No token may follow."""
