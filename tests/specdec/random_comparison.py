@@ -124,8 +124,8 @@ class Comparison:
         return output
 
     async def _change(self, llm: AsyncLLM) -> None:
-        """Set speculation, and then now and again, if the settings say so."""
-        random = Random(repr(self.settings))
+        """Set speculation, and then now and again, if the settings have changes."""
+        random = Random(repr(self.requests))
         llm.set_speculation(mode=self.settings.mode)
         while self.settings.changes:
             await asyncio.sleep(random.random() * 0.02)

@@ -113,7 +113,7 @@ class RandomRequest:
         )
 
     def is_left_after(self, num_tokens: int) -> bool:
-        """Return whether the stream is left after so many output tokens."""
+        """Return whether the stream is left after `num_tokens` output tokens."""
         return self.num_until_abort is not None and num_tokens >= self.num_until_abort
 
     @property
@@ -172,7 +172,7 @@ _TEXTS_OF = {
         r"[a-z]{3,10}( [a-z]{2,8}){2,6}\.",
         r"(yes|no|maybe)(, (yes|no|maybe)){1,8}",
         r"\d{1,3}(\.\d{1,3}){3}",
-        r"[A-Z][a-z]+ said: \"[^\"]{5,60}\"",
+        r"[A-Z][a-z]+ replied: \"[^\"]{5,60}\"",
         r"(- [A-Za-z ]{3,25}\n){3,6}",
         r"(a|ab|abc|b|bc)*",
         r"[^a]{3,30}",
