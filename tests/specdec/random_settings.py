@@ -182,6 +182,9 @@ def _options(random: Random, family: str, method: str) -> dict[str, Any]:
     return found
 
 
+_FEW_BITS = ({"quantization": "int8"}, {"quantization": "w8a8"}, {"dtype": "bfloat16"})
+
+
 def _common(random: Random, family: str) -> dict[str, Any]:
     """Return arguments that may change the model's output.
 
@@ -191,8 +194,10 @@ def _common(random: Random, family: str) -> dict[str, Any]:
     found: dict[str, Any] = {"dtype": "float32"}
     if random.random() < 0.3:
         found["kernels"] = "torch"
-    elif family == _LLAMA and random.random() < 0.2:
-        found["quantization"] = random.choice(("int8", "w8a8"))
+    elif family == _LLAMA and random.random() < 0.4:
+        found |= random.choice(_FEW_BITS)
+    if random.random() < 0.2:
+        found["deterministic"] = found.get("kernels") != "torch" and family == _LLAMA
     if family == _LLAMA and random.random() < 0.25:
         found |= {"enable_lora": True, "max_loras": random.choice((1, 2))}
     return found
