@@ -50,7 +50,8 @@ def _compared(name: str, checkpoints: Checkpoints, options: argparse.Namespace) 
     if outcome.differences:
         first = next(iter(outcome.differences))
         least = reduced(comparison, first) if options.reduce else comparison
-        print(f"  {least.settings}", *least.requests, sep="\n  ", flush=True)
+        place = f"--seed {name.replace('/', ' --first ')} --settings 1"
+        print(f"  repeat with {place}", least.settings, *least.requests, sep="\n  ", flush=True)
     return {settings.method: options.requests, **outcome.totals}
 
 

@@ -38,6 +38,7 @@ def test_penalties_that_ignore_drafted_tokens_are_found(capsys, monkeypatch):
     assert status == 1
     assert report["differing"] > 0
     assert any(line.startswith("  request 1: choice 0: token_ids [") for line in lines)
+    assert "  repeat with --seed 19 --first 0 --settings 1" in lines
 
 
 def test_a_comparison_is_reduced_to_what_differs():
