@@ -214,7 +214,7 @@ def _limits(random: Random, model: ModelConfig, speculation: Mapping[str, Any]) 
         "stream_interval": random.choice((1, 1, 3)),
     }
     if random.random() < 0.4:
-        num_models = 1 if speculation["method"] in LOOKUPS else 2.2
+        num_models = 1 if speculation["method"] in LOOKUPS else 3
         num_models *= 4 if model.recurrent else 1
         num_tokens = _MAX_MODEL_LEN * random.choice((1.5, 2, 3)) * num_models
         num_bytes = model.kv_bytes_per_token("float32", 1) * num_tokens
