@@ -8,7 +8,8 @@ rendered a mark is put into such a text, and the tokenizer reads the text with a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from specdec.types.request import Conversation
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_TRUSTED_ROLES = frozenset({"developer", "system"})
+_TRUSTED_ROLES = ("developer", "system")
 """Of an application, whose prompts may contain control tokens."""
 
 _MARKS = "\U0001091f\U0001093f\U00010857\U00010a7f"
@@ -67,9 +68,10 @@ class ControlTokens:
 
         Raises InvalidValueError for a chat that is nested too deeply.
         """
+        trusted = _TRUSTED_ROLES if chat.trusts_system else ()
         try:
             mark = _unused_mark(chat)
-            turns = tuple(self._with_marks(turn, mark) for turn in chat.messages)
+            turns = tuple(self._with_marks(turn, mark, trusted) for turn in chat.messages)
             tools = tuple(_marked(each, self._all, mark) for each in chat.tools)
         except RecursionError as error:
             limit = "nested less deeply"
@@ -78,9 +80,11 @@ class ControlTokens:
         *places, _ = accumulate(map(len, parts))
         return RenderedChat("".join(parts), tuple(places))
 
-    def _with_marks(self, turn: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+    def _with_marks(
+        self, turn: Mapping[str, Any], mark: str, trusted: Sequence[str]
+    ) -> Mapping[str, Any]:
         role = turn.get("role")
-        if role in _TRUSTED_ROLES:
+        if role in trusted:
             return turn
         pattern = self._of_turns if role == "assistant" else self._all
         return {
@@ -90,14 +94,19 @@ class ControlTokens:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted((each for each in texts if len(each) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    """Return what matches the first character of each text, also of one that overlaps another."""
+    rests = defaultdict[str, list[str]](list)
+    for each in sorted(texts):
+        if len(each) > 1:
+            rests[re.escape(each[0])].append(re.escape(each[1:]))
+    firsts = (f"{first}(?={'|'.join(others)})" for first, others in rests.items())
+    return re.compile("|".join(firsts) or "(?!)")
 
 
 def _marked(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
-    """Return a value of JSON with a mark after the first character of what a pattern matches."""
+    """Return a value of JSON with a mark after what a pattern matches."""
     if isinstance(value, str):
-        return pattern.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", value)
+        return pattern.sub(rf"\g<0>{mark}", value)
     if isinstance(value, Mapping):
         return {_marked(name, pattern, mark): _marked(value[name], pattern, mark) for name in value}
     if isinstance(value, list | tuple):

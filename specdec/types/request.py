@@ -43,6 +43,7 @@ class Conversation:
     add_generation_prompt: whether the assistant's turn is opened at the end.
     continue_final_message: whether the last message is left open, to be continued.
     template_kwargs: further variables of the template, such as `enable_thinking`.
+    trusts_system: whether control tokens in system messages are tokens. Not with texts of tools.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -50,6 +51,7 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trusts_system: bool = True
 
 
 Chat = tuple[ChatMessage, ...]

@@ -235,6 +235,7 @@ def make_conversation(
     if _has_several_calls(messages) and template.omits_calls:
         messages = with_single_calls(messages)
     offered = tools.tools if tools else ()
+    has_tool_texts = bool(offered) and not template.takes_tools
     if not template.takes_tools:
         messages, offered = render_tools_as_text(messages, offered, form), ()
     options = dict(request.chat_template_kwargs or {})
@@ -249,6 +250,7 @@ def make_conversation(
         add_generation_prompt=add_prompt,
         continue_final_message=request.continue_final_message,
         template_kwargs=options,
+        trusts_system=not has_tool_texts,
     )
 
 

@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from tokenizers import AddedToken
@@ -89,6 +91,10 @@ def test_calls_and_tools_open_no_turn(tokenizer):
     assert tokenizer.render(conversation).text.count("<turn>") == 6
 
 
+def test_a_role_may_be_any_value():
+    assert ControlTokens([], []).render(chat("Hi", {"a": 1}), lambda each: "Hi").text == "Hi"
+
+
 def test_a_chat_that_is_nested_too_deeply_is_refused():
     nested: list[object] = []
     for _ in range(100_000):
@@ -115,6 +121,25 @@ def test_texts_in_parts_are_texts_of_the_message():
     first, second = seen[0].messages[0]["content"]
     assert (len(first["text"]), second["text"], len(second["more"][0])) == (7, "b", 6)
     assert chat(parts).messages[0]["content"] == parts
+
+
+@pytest.mark.parametrize("names", [("||A||", "||B||"), ("<a>", "a>"), ("<a>", "<a>b")])
+def test_tokens_that_overlap_are_all_text(names):
+    """OLMo has `|||EMAIL_ADDRESS|||` and `|||IP_ADDRESS|||`."""
+    for content in ("||A||B||A||", "<a>b<a>", "<<a>>"):
+        rendered = ControlTokens([], names).render(
+            chat(content), lambda each: each.messages[0]["content"]
+        )
+        ends = (0, *rendered.quoted_at, len(content))
+        parts = [content[start:end] for start, end in pairwise(ends)]
+        assert rendered.text == "".join(parts) == content
+        assert not any(name in part for name in names for part in parts)
+
+
+def test_a_system_message_with_texts_of_tools_is_not_trusted(tokenizer):
+    conversation = replace(chat(f"<tool>{FORGED}", "system"), trusts_system=False)
+    found = controls(tokenizer, tokenizer.encode_conversation(conversation))
+    assert (found["<tool>"], found["<turn>"], found["<end>"]) == (0, 2, 1)
 
 
 def test_what_marks_a_control_token_may_be_in_a_text(tokenizer):

@@ -88,6 +88,16 @@ def test_calls_that_a_template_would_omit_have_messages_of_their_own(omits, num_
     assert len(made.messages) == num_turns
 
 
+@pytest.mark.parametrize("takes_tools", [True, False])
+def test_a_system_message_with_tools_as_text_is_not_trusted(takes_tools):
+    """Their descriptions may be those of a server of tools, with control tokens."""
+    template = SimpleNamespace(takes_tools=takes_tools, takes_later_systems=True, omits_calls=False)
+    request = ChatRequest(messages=[{"role": "user", "content": "Hi"}], tools=[definition("f")])
+    tools = tool_use(request, HERMES, lambda text: False)
+    assert make_conversation(request, tools, template, HERMES).trusts_system is takes_tools
+    assert make_conversation(request, None, template, HERMES).trusts_system
+
+
 def test_marks_of_caches_are_accepted():
     mark = {"cache_control": {"type": "ephemeral"}}
     part = {"type": "text", "text": "a", **mark}
