@@ -9,6 +9,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+from specdec.types.sampling.reasoning_marks import ReasoningMarks
 from specdec.types.sampling.sampling_params import SamplingParams, StructuredOutput
 
 STEMS = (
@@ -155,7 +156,19 @@ def _speculation(random: Random, *, is_greedy: bool) -> dict[str, Any]:
     return found
 
 
+_REASONING = (
+    ReasoningMarks(("q",), ("e", "st"), begins_inside=True),
+    ReasoningMarks(("zq", "t"), ("er", ".")),
+)
+"""Marks that come soon in random text, also within tokens such as `the`."""
+
+
 def _structure(random: Random) -> dict[str, Any]:
+    reasoning = random.choice(_REASONING) if random.random() < 0.4 else None
+    return {**_form(random), "reasoning": reasoning}
+
+
+def _form(random: Random) -> dict[str, Any]:
     kind = random.choice(
         ("json_schema", "json_schema", "regex", "choice", "grammar", "json_object")
     )
