@@ -43,7 +43,11 @@ class Part(Enum):
 
 
 class Place(NamedTuple):
-    """Place before the answer. text: the end of the output that decides how it goes on."""
+    """Place before the answer.
+
+    text: the end of the output that decides how it goes on, where white space is spaces: there are
+    few places, so that their masks are kept.
+    """
 
     part: Part
     text: bytes = b""
@@ -104,7 +108,7 @@ class FreeText:
 
     def _start(self, text: bytes) -> Place | None:
         rest = text.lstrip(_SPACE)
-        if len(text) - len(rest) > MAX_SPACES:
+        if (num_spaces := len(text) - len(rest)) > MAX_SPACES:
             return None
         for mark in self._openings:
             if rest.startswith(mark):
@@ -113,7 +117,7 @@ class FreeText:
             if rest.startswith(mark):
                 return _gap(rest[len(mark) :])
         may_begin = any(mark.startswith(rest) for mark in self._marks)
-        return Place(Part.START, text) if may_begin else None
+        return Place(Part.START, b" " * num_spaces + rest) if may_begin else None
 
     def _reasoning(self, text: bytes) -> Place | None:
         found = [(start, mark) for mark in self._closings if (start := text.find(mark)) >= 0]
@@ -146,7 +150,7 @@ class FreeText:
 
 def _gap(text: bytes) -> Place | None:
     is_space = len(text) <= MAX_SPACES and not text.strip(_SPACE)
-    return Place(Part.GAP, text) if is_space else None
+    return Place(Part.GAP, b" " * len(text)) if is_space else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -200,6 +200,17 @@ def test_tokens_before_the_answer_are_read_as_text(prefix, part, texts):
         assert (free.after(place, token_id) is not None) == (token_id in mask)
 
 
+@pytest.mark.parametrize("part", [Part.START, Part.GAP])
+def test_all_white_space_of_one_length_is_one_place(part):
+    """Each place has a mask, which is kept: 19 kB for 150,000 tokens."""
+    free = FreeText(GrammarVocabulary("", ("end", " ", "\t", "\r", "\n"), (0,), (0,)), OPTIONAL, 1)
+    places = {Place(part)}
+    for _ in range(MAX_SPACES):
+        places = {free.after(place, token_id) for place in places for token_id in range(1, 5)}
+        assert len(places) == 1
+    assert free.after(places.pop(), 1) is None
+
+
 @pytest.mark.parametrize("spec", [{"regex": "[a-d]{1,4}x"}, {"grammar": WITH_STATE}])
 @pytest.mark.parametrize("marks", [INSIDE, OPTIONAL, SPOKEN])
 def test_masks_advances_and_validity_agree_and_are_undone(after, spell, rng, marks, spec):
