@@ -13,6 +13,7 @@ from specdec.types.sampling.sampling_params import StructuredOutput
         ({"closings": ()}, "reasoning.closings length"),
         ({"closings": ("",)}, r"reasoning.closings\[0\]"),
         ({"closings": ("a",), "openings": ("\ud800",)}, r"reasoning.openings\[0\]"),
+        ({"closings": ("a",), "openings": ("<think>", "\n<think>")}, r"reasoning.openings\[1\]"),
         ({"closings": ("a",), "begins_inside": 1}, "reasoning.begins_inside"),
         ({"closings": ("a",) * 17}, "reasoning.closings"),
     ],
