@@ -132,6 +132,10 @@ class BoundedConnection(HttpToolsProtocol):
         """Return whether a request offers to go on in another protocol; none is served."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
+    def _should_upgrade(self) -> bool:
+        """Return that no WebSocket begins, for the base class: Serve's proxy would begin one."""
+        return False
+
     def _ignore_upgrade(self) -> None:
         """Parse the head of a request again, without its offer (RFC 9110, section 7.8).
 

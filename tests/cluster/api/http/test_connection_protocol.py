@@ -108,6 +108,16 @@ async def test_many_requests_with_offers_in_one_segment_are_served():
     assert answer.count(b"</ >") == num_requests + 1
 
 
+async def test_a_tunnel_with_an_offer_of_a_websocket_ends_the_connection():
+    """With uvicorn's default, as in Serve's proxy, WebSockets are on."""
+    async with running_server(echo, ws="auto") as port, connected(port) as client:
+        tunnel = b"CONNECT localhost:1 HTTP/1.1\r\nhost: localhost\r\n" + WEBSOCKET
+        await client.send(START + b"\r\n" + tunnel + b"\r\n")
+        answer = await client.answer()
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in answer
+
+
 @pytest.mark.parametrize("size", [None, b"%d" % len(b"hello")])
 async def test_a_response_to_http_1_0_has_no_chunks(size):
     async def app(scope, receive, send):
