@@ -135,7 +135,7 @@ async def test_a_budget_ends_the_reasoning_before_an_answer(http, thinking, toke
     assert choice["message"]["tool_calls"]
 
 
-async def test_the_end_of_the_prompt_decides(http, thinking, router, tiny_model_dir, monkeypatch):
+async def test_the_end_of_the_prompt_decides(http, thinking):
     closed = {"role": "assistant", "content": "<think>\na</think>\n"}
     opened = {"role": "assistant", "content": "<think>\na"}
     begun = {"role": "assistant", "content": "So "}
