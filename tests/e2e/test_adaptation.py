@@ -36,8 +36,10 @@ MODEL, HEAD = "smollm2-135m-instruct", "smollm2-135m-instruct-eagle3"
 MAX_STREAMS = 8
 ARRIVALS_PER_S = 0.5
 """Requests a second, which leave the cores idle for a part of the time."""
-NUM_VERSIONS = 1
+NUM_VERSIONS = 2
 """Runs of the trainer for each domain."""
+NUM_THREADS = 2
+"""Of the trainer: all cores, in the time in which the service leaves them idle."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,8 @@ class Traffic:
 def trainer(service, directory, *words):
     """Run `specdec adapt`; yield the command, whose child trains."""
     command = [sys.executable, "-m", "cluster", "adapt", MODEL, str(directory), *words]
-    command += ["--quantization", "int8", "--address", service.grpc_address]
+    command += ["--quantization", "int8", "--threads", str(NUM_THREADS)]
+    command += ["--address", service.grpc_address]
     with (directory.parent / "adapt.log").open("wb") as log:
         process = psutil.Popen(command, stdout=log, stderr=log)
     try:
