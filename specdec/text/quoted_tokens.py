@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _TRUSTED_ROLES = ("developer", "system")
-"""Of an application, whose prompts may contain control tokens."""
+"""Roles of the application's own messages, which may contain control tokens."""
 
 _MARKS = "\U0001091f\U0001093f\U00010857\U00010a7f"
 """Signs between words of ancient scripts: part of no longer token, and printed as they are where a
@@ -39,15 +39,14 @@ class RenderedChat:
     quoted_at: tuple[int, ...] = ()
 
     def encode(self, backend: Backend) -> list[int]:
-        """Return the token ids, without those that a tokenizer adds to a text."""
-        if not self.quoted_at:
-            # The batch call releases the GIL.
-            [encoded] = backend.encode_batch_fast([self.text], add_special_tokens=False)
-            return list(encoded.ids)
+        """Return the token ids, without those that a tokenizer adds to a text.
+
+        Slower than to encode the text, which suffices where nothing is quoted.
+        """
         mark = _unused_mark(self.text)
         ends = (0, *self.quoted_at), (*self.quoted_at, len(self.text))
         marked = mark.join(self.text[start:end] for start, end in zip(*ends, strict=True))
-        [encoded] = backend.encode_batch([marked], add_special_tokens=False)
+        [encoded] = backend.encode_batch([marked], add_special_tokens=False)  # without the GIL
         pairs = zip(encoded.ids, encoded.offsets, strict=True)
         return [token_id for token_id, (start, end) in pairs if marked[start:end] != mark]
 

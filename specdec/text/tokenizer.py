@@ -161,6 +161,8 @@ class Tokenizer:
 
     def encode_rendered(self, chat: RenderedChat) -> list[int]:
         """Return the prompt of a rendered conversation. Raises InvalidValueError as `encode`."""
+        if not chat.quoted_at:
+            return self.encode(chat.text, add_special_tokens=False)
         _require_unicode("text", chat.text)
         return chat.encode(self._backend)
 
