@@ -39,7 +39,7 @@ ARRIVALS_PER_S = 0.5
 NUM_VERSIONS = 2
 """Runs of the trainer for each domain."""
 NUM_THREADS = 2
-"""Of the trainer: all cores, in the time in which the service leaves them idle."""
+"""CPU threads of the trainer: all cores, in the time in which the service leaves them idle."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.specdec.random_settings import Checkpoints, RandomSettings
 
 _NUM_AT_ONCE = 8
 _TOLERANCE = 2e-3
-"""Of log-probabilities: kernels of torch round by the number of rows."""
+"""Largest difference of log-probabilities: kernels of torch round by the number of rows."""
 
 _EVENTS = ("num_preemptions", "num_cached_tokens", "num_prefill_chunks", "num_steps_ahead")
 
@@ -35,7 +35,7 @@ Answer = RequestOutput | SpecdecError
 
 @dataclass(frozen=True)
 class Outcome:
-    """What differs by index of the request, and the counts with drafts."""
+    """Differences by index of the request, and the counts with drafts."""
 
     num_requests: int
     differences: Mapping[int, str]
